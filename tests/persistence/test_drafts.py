@@ -134,8 +134,8 @@ def test_rows_without_a_fence_are_written_beside_void_units(
 
 
 def test_an_empty_batch_reads_and_writes_nothing(writer: BatchWriter, rows: psycopg.Connection[Any]) -> None:
-    assert preconditions_of([]).is_empty
-    assert draft_of([]).is_empty
+    assert preconditions_of([]) == ({}, None, ())
+    assert draft_of([]) == ([], [])
     assert writer.write([]) == []
     assert found(rows, "select count(*) from journal_batches") == [0]
 
@@ -399,4 +399,3 @@ def test_preconditions_list_each_row_once_and_new_sign_ins() -> None:
     assert preconditions.locks == {"account": '{"a"}', "sign_in": '{"email:new","email:seen"}'}
     assert preconditions.first_sign_ins == '{"email:new"}'
     assert preconditions.probes == ('{"a"}', '{"POST /x"}', '{"k"}')
-    assert not preconditions.is_empty

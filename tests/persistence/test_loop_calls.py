@@ -9,17 +9,19 @@ import signal
 import socket
 import threading
 from collections.abc import Generator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psycopg
 import pytest
 import trio
 from greenlet import getcurrent
+from psycopg.pq.abc import PGconn
 from psycopg.waiting import Ready, Wait
 from sqlalchemy import Connection, text
 from trio.testing import wait_all_tasks_blocked
 
-from holdfast.persistence.server.connections import connect
+from holdfast.persistence.server.connections import BoundedConnection, connect
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import ServerSilent
 from holdfast.persistence.server.loop_calls import (
@@ -27,7 +29,6 @@ from holdfast.persistence.server.loop_calls import (
     await_in_call,
     run_on_loop,
     run_to_the_end,
-    wait_on_loop,
 )
 
 from .test_database import one
@@ -202,8 +203,8 @@ async def test_a_silent_peer_is_not_waited_for_without_limit(
     with ours, theirs:
         ours.setblocking(False)
         fill(ours)
-        with pytest.raises(TimeoutError):
-            await run_on_loop(wait_on_loop, exchange(wanted), ours.fileno(), 5.0)
+        with pytest.raises(ServerSilent):
+            await run_on_loop(connection_on(ours).wait, exchange(wanted), timeout=5.0)
         assert trio.current_time() >= 5
 
 
@@ -227,7 +228,13 @@ async def test_a_full_socket_that_can_be_read_is_read() -> None:
 
 
 async def found(ours: socket.socket, *wanted: Wait) -> Any:
-    return await run_on_loop(wait_on_loop, exchange(*wanted), ours.fileno(), None)
+    return await run_on_loop(connection_on(ours).wait, exchange(*wanted))
+
+
+def connection_on(ours: socket.socket) -> BoundedConnection:
+    """Return a connection that has only its socket."""
+    pgconn = SimpleNamespace(socket=ours.fileno(), finish=lambda: None)
+    return BoundedConnection(cast(PGconn, pgconn))
 
 
 def fill(ours: socket.socket) -> None:

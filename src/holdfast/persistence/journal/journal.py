@@ -96,6 +96,8 @@ class Journal:
         self._arrived = trio.Event()
         self._answered_units = 0
         self._stopping = False
+        self.is_accepting = False
+        """Whether the journal runs, so that a unit submitted now can be written."""
         self._accepting = trio.Event()
         self._has_ended = False
         self._blocked_since: float | None = None
@@ -107,11 +109,6 @@ class Journal:
     def queued_units(self) -> int:
         """How many units wait for the next batch."""
         return len(self._queue)
-
-    @property
-    def is_accepting(self) -> bool:
-        """Whether the journal runs, so that a unit submitted now can be written."""
-        return self._accepting.is_set()
 
     @property
     def is_blocked(self) -> bool:
@@ -154,6 +151,7 @@ class Journal:
         self._has_ended = False
         try:
             await self._gate.wait_open()
+            self.is_accepting = True
             self._accepting.set()
             task_status.started()
             while True:
@@ -171,6 +169,7 @@ class Journal:
                     await self._arrived.wait()
         finally:
             self._has_ended = True
+            self.is_accepting = False
             self._accepting = trio.Event()
             self._refuse_queued("the journal stopped")
             self._writer.close()
@@ -235,7 +234,12 @@ class Journal:
     async def _write(self, units: list[Unit]) -> list[UnitResult]:
         try:
             results = await run_to_the_end(self._writer.write, units)
-            self._note(results)
+            timeout = _timed_out(results)
+            if timeout is None:
+                self._gate.note_success()
+            else:
+                # It concerns the whole batch.
+                self._gate.note_timeout(timeout.reason)
             return results
         except ConnectionLost as lost:
             log.debug("database connection lost before a commit", units=len(units), reason=str(lost))
@@ -245,14 +249,6 @@ class Journal:
         except CommitUnanswered as lost:
             log.warning("database connection lost during a commit", units=len(units), reason=str(lost))
             return await self._look_up(lost)
-
-    def _note(self, results: list[UnitResult]) -> None:
-        """Report a batch's success or timeout to the gate; a timeout concerns the whole batch."""
-        timeout = _timed_out(results)
-        if timeout is not None:
-            self._gate.note_timeout(timeout.reason)
-        else:
-            self._gate.note_success()
 
     async def _look_up(self, lost: CommitUnanswered) -> list[UnitResult]:
         """Look up, for as long as it takes, whether a batch whose COMMIT got no response is durable.

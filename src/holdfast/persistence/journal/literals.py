@@ -52,7 +52,7 @@ def array_literals(codecs: Iterable[ColumnCodec], columns: Iterable[Sequence[Any
             joined = ",".join(map(encode, column))
         elif (joined := _BETWEEN.join(map(encode, column))).count(_BETWEEN) < len(column):
             # Joined by a character that occurs in no text, they are quoted at once.
-            joined = _quoted(joined).replace(_BETWEEN, '","')
+            joined = '"' + joined.replace("\\", "\\\\").replace('"', '\\"').replace(_BETWEEN, '","') + '"'
         else:
             joined = ",".join([_quoted(encode(v)) for v in column])
         literals.append("{" + joined + "}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias, get_type_hints
 
@@ -56,15 +57,15 @@ class RowStatement:
         paths: Iterable[str] = (),
         *,
         where: Callable[[Any], bool] | None = None,
-        rows_of: Callable[[Sequence[Any]], Sequence[Cells]] | None = None,
+        rows_of: Callable[[Iterable[Any]], Iterable[Cells]] | None = None,
         **renamed: str,
     ) -> None:
         columns = {path.rpartition(".")[2]: path for path in (paths or _fields(table, kind))} | renamed
         read = attrgetter(*columns.values())
         self.table, self.kind, self.columns = table, kind, tuple(columns)
-        self.rows_of = rows_of or (
-            lambda values: list(map(read, values if where is None else filter(where, values)))
-        )
+        self.rows_of = rows_of or partial(map, read)
+        if where is not None:
+            self.rows_of = lambda values: map(read, filter(where, values))
         self._codecs = tuple(codec_of(table.c[name]) for name in columns)
         casts = ", ".join(f"%s::{codec.pg_type}[]" for codec in self._codecs)
         self._arrays = f"unnest({casts}) as v({', '.join(columns)})"
@@ -143,7 +144,7 @@ def _same(names: Sequence[str]) -> str:
     return " and ".join(f"t.{name} = v.{name}" for name in names)
 
 
-def _task_events(changes: Sequence[rows.TaskChangedRow]) -> list[Cells]:
+def _task_events(changes: Iterable[rows.TaskChangedRow]) -> list[Cells]:
     return [
         (task.account_id, new_id("evt"), task.request_id, kind, task.updated_at, public_snapshot(task))
         for task, kinds in ((change.task, change.kinds) for change in changes)
@@ -151,7 +152,7 @@ def _task_events(changes: Sequence[rows.TaskChangedRow]) -> list[Cells]:
     ]
 
 
-def _postings(operations: Sequence[Operation]) -> list[Cells]:
+def _postings(operations: Iterable[Operation]) -> list[Cells]:
     return [
         (operation.account_id, operation.number, line, *posting)
         for operation in operations
@@ -159,7 +160,7 @@ def _postings(operations: Sequence[Operation]) -> list[Cells]:
     ]
 
 
-def _emptied_lots(operations: Sequence[Operation]) -> list[Cells]:
+def _emptied_lots(operations: Iterable[Operation]) -> list[Cells]:
     return [
         (operation.account_id, number, operation.number) for operation in operations for number in operation.emptied
     ]
@@ -332,22 +333,12 @@ class Preconditions(NamedTuple):
     first_sign_ins: str | None
     probes: tuple[str, ...]
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to lock or look up."""
-        return not self.locks and not self.probes
-
 
 class Draft(NamedTuple):
     """SQL and text of each COPY, then SQL and parameters of each statement, in the order they run."""
 
     copies: list[tuple[str, str]]
     statements: list[tuple[str, list[str]]]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to write."""
-        return not self.copies and not self.statements
 
 
 def preconditions_of(units: Iterable[Unit]) -> Preconditions:
@@ -361,11 +352,12 @@ def preconditions_of(units: Iterable[Unit]) -> Preconditions:
             probes[unit.probe] = None
         if unit.unless is not None:
             probes[unit.unless.probe] = None
-    first = [key for key, expected in keys.get("sign_in", {}).items() if expected == 0]
+    sign_ins = keys.get("sign_in")
+    first = [key for key, expected in sign_ins.items() if expected == 0] if sign_ins else None
     return Preconditions(
         {kind: text_array(found) for kind, found in keys.items()},
         text_array(first) if first else None,
-        tuple(text_array(column) for column in zip(*probes, strict=True)),
+        tuple(map(text_array, zip(*probes, strict=True))),
     )
 
 
@@ -382,7 +374,7 @@ def draft_of(units: Iterable[Unit], watched: Collection[str] = ()) -> Draft:
     copies, statements = [], []
     for statement in STATEMENTS:
         found = values.get(statement.kind)
-        rows = statement.rows_of(found) if found else ()
+        rows = list(statement.rows_of(found)) if found else ()
         if not rows:
             continue
         parameters = None
@@ -394,6 +386,6 @@ def draft_of(units: Iterable[Unit], watched: Collection[str] = ()) -> Draft:
             statements.append((statement.sql, parameters))
     if watched:
         changes = [each for each in values.get(TaskChangedRow, ()) if each.task.request_id in watched]
-        if events := EVENTS_FOR_WEBHOOKS.rows_of(changes):
+        if events := list(EVENTS_FOR_WEBHOOKS.rows_of(changes)):
             statements.append((EVENTS_FOR_WEBHOOKS.sql, EVENTS_FOR_WEBHOOKS.parameters(events)))
     return Draft(copies, statements)

@@ -11,7 +11,7 @@ Those rows are remembered, and later batches with one of them wait for no lock, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -27,6 +27,7 @@ from holdfast.persistence.journal.units import (
     AlreadyReplied,
     Broken,
     Committed,
+    Fence,
     FenceKind,
     NotWritten,
     Stale,
@@ -180,29 +181,26 @@ class BatchWriter:
         self._units = 0
         self._replan_units = REPLAN_UNITS
 
-    def write(self, units: Sequence[Unit]) -> list[UnitResult]:
+    def write(
+        self, units: Sequence[Unit], *, void: Collection[_RowKey] = (), waits_for_locks: bool = True
+    ) -> list[UnitResult]:
         """Write the ``units`` that pass their checks, in order, and return each one's result.
+
+        The newest decisions on the rows ``void`` are void. Unless it ``waits_for_locks``, no unit is written whose
+        row another session has locked.
 
         Raises :class:`ConnectionLost` or :class:`CommitUnanswered`. Every other database error becomes a result:
         ``NotWritten`` for one that may pass, and for one that a unit causes, ``Broken`` for that unit.
         """
-        return self._write(units, void=set())
-
-    def _write(
-        self,
-        units: Sequence[Unit],
-        *,
-        void: set[_RowKey],
-        waits_for_locks: bool = True,
-    ) -> list[UnitResult]:
-        waits_for_locks = waits_for_locks and self._held.isdisjoint(_rows_of(units))
+        if self._held and waits_for_locks:
+            waits_for_locks = self._held.isdisjoint(_rows_of(units))
         try:
             return self._transaction(units, void, waits_for_locks)
         except (ConnectionLost, CommitUnanswered):
             raise
         except Exception as exc:
             if waits_for_locks and isinstance(exc, errors.LockNotAvailable):
-                return self._write(units, void=void, waits_for_locks=False)
+                return self.write(units, void=void, waits_for_locks=False)
             if is_worth_retrying(exc):
                 reason = f"{type(exc).__name__}: {reason_of(exc)}"
                 return [NotWritten(reason, timed_out=trouble_of(exc) == "slow")] * len(units)
@@ -220,7 +218,7 @@ class BatchWriter:
         void: set[_RowKey] = set()
         for unit in units:
             try:
-                results += self._write([unit], void=void)
+                results += self.write([unit], void=void)
                 if type(results[-1]) is not Committed:
                     void.update((fence.kind, fence.key) for fence in unit.fences)
             except CommitUnanswered as lost:
@@ -265,7 +263,9 @@ class BatchWriter:
 
     # ------------------------------------------------------------------------------------------ one transaction
 
-    def _transaction(self, units: Sequence[Unit], void: set[_RowKey], waits_for_locks: bool) -> list[UnitResult]:
+    def _transaction(
+        self, units: Sequence[Unit], void: Collection[_RowKey], waits_for_locks: bool
+    ) -> list[UnitResult]:
         connection = self._connected()
         try:
             versions, replies, watched = self._check_preconditions(
@@ -278,7 +278,7 @@ class BatchWriter:
             results = _results_of(units, versions, replies)
             passed = [unit for unit, result in zip(units, results, strict=True) if type(result) is Committed]
             draft = draft_of(passed, watched)
-            if draft.is_empty:
+            if not (draft.copies or draft.statements):
                 connection.rollback()
                 return results
         except Exception as exc:
@@ -315,25 +315,24 @@ class BatchWriter:
         Unless it ``waits_for_locks``, rows that another session has locked get the version :data:`_HELD`. Also
         returns the tasks whose accounts have webhooks.
         """
-        if preconditions.is_empty:
+        if not (preconditions.locks or preconditions.probes):
             return {}, {}, set()
         found = None
+        locks: dict[FenceKind, psycopg.Cursor[Any]] = {}
         existing: dict[FenceKind, psycopg.Cursor[Any]] = {}
         with connection.pipeline():
             if preconditions.first_sign_ins is not None:
                 connection.execute(_FIRST_SIGN_IN, (preconditions.first_sign_ins,))
-            locks = {
-                kind: connection.execute(sql, (preconditions.locks[kind],))
-                for kind, sql in (_LOCK if waits_for_locks else _LOCK_FREE).items()
-                if kind in preconditions.locks
-            }
+            for kind, sql in (_LOCK if waits_for_locks else _LOCK_FREE).items():
+                if kind in preconditions.locks:
+                    locks[kind] = connection.execute(sql, (preconditions.locks[kind],))
             if not waits_for_locks:
                 existing = {kind: connection.execute(_FIND[kind], (preconditions.locks[kind],)) for kind in locks}
             if preconditions.probes:
                 found = connection.execute(_PROBE, (*preconditions.probes, self._now() - self._idempotency_ttl))
-        versions: dict[_RowKey, int] = {
-            (kind, key): _HELD for kind, cursor in existing.items() for key, *_ in cursor.fetchall()
-        }
+        versions: dict[_RowKey, int] = {}
+        for kind, cursor in existing.items():
+            versions.update(((kind, key), _HELD) for key, *_ in cursor.fetchall())
         watched = set[str]()
         for kind, cursor in locks.items():
             for key, version, is_watched in cursor.fetchall():
@@ -411,7 +410,10 @@ def _results_of(
     probed: set[IdempotencyProbe] = set()
     for unit in units:
         left = _VOID
-        outdated = tuple(fence for fence in unit.fences if versions.get((fence.kind, fence.key)) != fence.expected)
+        outdated: tuple[Fence, ...] = ()
+        for fence in unit.fences:
+            if versions.get((fence.kind, fence.key)) != fence.expected:
+                outdated += (fence,)
         replied = _replied(unit, replies) if replies else None
         if replied is not None:
             # Also of a unit void for another reason, so that all replays of a batch are known by its one reload.

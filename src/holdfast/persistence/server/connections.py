@@ -8,10 +8,12 @@ wait for a response too; when the limit is reached, the connection is closed and
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Generator, Iterator
 from datetime import datetime
-from typing import Any, Literal, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import psycopg
 import sqlalchemy
@@ -19,6 +21,7 @@ import structlog
 import trio
 from greenlet import getcurrent
 from psycopg import errors
+from psycopg.waiting import Ready, Wait
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
@@ -32,7 +35,7 @@ from holdfast.persistence.server.database_faults import (
     reason_of,
     trouble_of,
 )
-from holdfast.persistence.server.loop_calls import LoopCall, await_in_call, wait_on_loop
+from holdfast.persistence.server.loop_calls import LoopCall, await_in_call, ready_now, wait_ready
 from holdfast.persistence.server.revisions import schema_of
 
 log = structlog.get_logger(__name__)
@@ -114,9 +117,17 @@ class BoundedConnection(psycopg.Connection[Any]):
         """Wait as psycopg does, and no longer than ``answer_s``; let trio's loop run meanwhile if it runs this."""
         timeout = self.answer_s if timeout is None else timeout
         try:
-            if isinstance(getcurrent(), LoopCall):
-                return wait_on_loop(gen, self.pgconn.socket, timeout)
-            return super().wait(gen, interval, timeout)
+            if not isinstance(getcurrent(), LoopCall):
+                return super().wait(gen, interval, timeout)
+            socket = self.pgconn.socket
+            deadline = math.inf if timeout is None else trio.current_time() + timeout
+            wanted: Wait = next(gen)
+            while True:
+                # A socket nearly always takes what is sent. While it has nothing to read, the loop runs others.
+                ready = ready_now(socket, wanted) if wanted & Wait.W else Ready.NONE
+                wanted = gen.send(ready or await_in_call(partial(wait_ready, socket, wanted, deadline)))
+        except StopIteration as end:
+            return cast("T", end.value)
         except (errors._WaitTimeout, TimeoutError, trio.Cancelled, BaseExceptionGroup) as exc:
             # In the middle of an exchange: later responses could not be matched to their requests. The group is of
             # Cancelled alone: a call that sends and receives at once waits in two tasks.

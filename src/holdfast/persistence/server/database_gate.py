@@ -41,6 +41,8 @@ class DatabaseGate:
         self._doubted = trio.Event()
         self._trouble: Trouble | None = "away"
         self._stalled: str | None = None
+        self.is_open = False
+        """Whether the database answered when it was last used or probed."""
         self._opened = trio.Event()
         self._closed = trio.Event()
         self._closed.set()
@@ -54,11 +56,6 @@ class DatabaseGate:
         if self._trouble is not None:
             return self._trouble
         return "available" if self._stalled is None else "slow"
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the database answered when it was last used or probed."""
-        return self._opened.is_set()
 
     def open(self) -> None:
         """Open the gate, unless the journal is stalled. Idempotent."""
@@ -137,7 +134,10 @@ class DatabaseGate:
 
     def _update(self) -> None:
         should_be_open = self._trouble is None and self._stalled is None
-        if should_be_open and not self.is_open:
+        if should_be_open == self.is_open:
+            return
+        self.is_open = should_be_open
+        if should_be_open:
             self.reason = ""
             self.take_outcome(None)
             self._closed = trio.Event()
@@ -145,7 +145,7 @@ class DatabaseGate:
             metrics.DATABASE_UP.set(1)
             for scope, deadline in self._waiting.items():
                 scope.deadline = deadline
-        elif not should_be_open and self.is_open:
+        else:
             self._opened = trio.Event()
             self._closed.set()
             self._doubted.set()

@@ -12,10 +12,8 @@ run on the same thread.
 
 from __future__ import annotations
 
-import math
 import select
-from collections.abc import Awaitable, Callable, Generator
-from functools import partial
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import trio
@@ -65,29 +63,18 @@ def await_in_call(wait: Callable[[], Awaitable[T]]) -> T:
     return cast("T", running.parent.switch(wait))
 
 
-def wait_on_loop(exchange: Generator[Wait, Ready, T], socket: int, timeout_s: float | None) -> T:
-    """Do in a call what psycopg's generator of an exchange asks for, and return its result.
-
-    Raises ``TimeoutError`` if that takes longer than ``timeout_s``, and trio's ``Cancelled``.
-    """
-    deadline = math.inf if timeout_s is None else trio.current_time() + timeout_s
-    poll = select.poll()
-    try:
-        wanted = next(exchange)
-        while True:
-            ready = Ready.NONE
-            if wanted & Wait.W:
-                # A socket nearly always takes what is sent. While it has nothing to read, the loop runs others.
-                poll.register(socket, _EVENTS[wanted])
-                for _, events in poll.poll(0):
-                    can_read = Ready.R if events & ~select.POLLOUT else Ready.NONE
-                    ready = Ready(can_read | (Ready.W if events & select.POLLOUT else Ready.NONE))
-            wanted = exchange.send(ready or await_in_call(partial(_wait_ready, socket, wanted, deadline)))
-    except StopIteration as end:
-        return cast("T", end.value)
+def ready_now(socket: int, wanted: Wait) -> Ready:
+    """Return for which of what is ``wanted`` a socket is ready now, without waiting."""
+    poll, ready = select.poll(), Ready.NONE
+    poll.register(socket, _EVENTS[wanted])
+    for _, events in poll.poll(0):
+        can_read = Ready.R if events & ~select.POLLOUT else Ready.NONE
+        ready = Ready(can_read | (Ready.W if events & select.POLLOUT else Ready.NONE))
+    return ready
 
 
-async def _wait_ready(socket: int, wanted: Wait, deadline: float) -> Ready:
+async def wait_ready(socket: int, wanted: Wait, deadline: float) -> Ready:
+    """Wait until a socket is ready, and return for what. Raises ``TimeoutError`` at ``deadline`` (trio's clock)."""
     waits = {Ready.R: trio.lowlevel.wait_readable, Ready.W: trio.lowlevel.wait_writable}
     found = Ready.NONE
 

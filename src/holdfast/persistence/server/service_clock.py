@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import structlog
@@ -54,9 +55,8 @@ _WRITE = text(
 )
 
 
-def _since_boot_s() -> float:
-    """Return the seconds of a clock that cannot be set; on Linux it includes the time the machine slept."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+_since_boot_s = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+"""Returns the seconds of a clock that cannot be set; on Linux it includes the time the machine slept."""
 
 
 def _wall() -> datetime:
