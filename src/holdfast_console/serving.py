@@ -13,7 +13,7 @@ from holdfast.http.kit.actions import record_refused_action
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import INTERNAL_ERROR, refusal_of_fault, refusal_of_http, row_of
-from holdfast.http.kit.operators import csrf_token, read_cookie, refuse_cross_origin
+from holdfast.http.kit.operators import MAY_ONLY_READ, csrf_token, read_cookie, refuse_cross_origin
 from holdfast.http.kit.requests import HoldfastRequest, current_request_id
 from holdfast.ledger.clock import format_time, utc_now
 from holdfast.ledger.refusals import Refusal
@@ -50,7 +50,8 @@ async def serve_view(view: View, deps: Dependencies, request: HoldfastRequest, p
     try:
         call = PageCall(deps, view, request, path)
         visit = await _admit(call)
-        await record_refused_action(call, visit)
+        if visit is MAY_ONLY_READ:
+            await record_refused_action(call)
         if isinstance(visit, Refusal):
             return _refused(view, request, visit)
         try:

@@ -15,12 +15,12 @@ import msgspec
 from quart import Response
 
 from holdfast.http.endpoints import all_routes
-from holdfast.http.kit.actions import handle
 from holdfast.http.kit.calls import Auth, Call, Method, Needs
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import refusal_of_fault
 from holdfast.http.kit.listing import PAGE
 from holdfast.http.kit.requests import HoldfastRequest
+from holdfast.http.kit.responses import handle
 from holdfast.http.kit.routes import BodyResponse, Handler, Route
 from holdfast.ledger.refusals import Refusal
 from holdfast_console.forms import CSRF_FIELD, IDEMPOTENCY_FIELD, body_of_form

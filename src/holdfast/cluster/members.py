@@ -109,7 +109,9 @@ class Members:
         self._me = presence.process.member_id
         self._providers: frozenset[str] = frozenset()
         self._peers: dict[str, Peer] = {}
-        self._links: Sequence[Link | None] | None = None
+        self.is_alone = True
+        """Whether this process serves everything itself."""
+        self._links: Sequence[Link | None] = ()
         self.on_full: Callable[[str, str, str], None] | None = None
         """Called with the group, key and type of a message that a full link dropped."""
         self.owners: tuple[str, ...] = ()
@@ -130,18 +132,13 @@ class Members:
         """Answer the asks of other members to a group of actors."""
         self._groups[group] = local
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether this process serves everything itself."""
-        return self._links is None
-
     def link_to(self, place: int) -> Link | None:
         """Return the link to the owner of a place; None if asks are served here."""
-        return None if self._links is None else self._links[place]
+        return None if self.is_alone else self._links[place]
 
     def link_for_name(self, singleton: str) -> Link | None:
         """Return the link to the member that does a singleton's work; None if this process does."""
-        if self._links is None:
+        if self.is_alone:
             return None
         peer = self._peers.get(owner_of_name(singleton, self.owners))
         return None if peer is None else peer.link
@@ -373,7 +370,8 @@ class Members:
         metrics.MEMBERS.set(len(self.owners))
         has_links = any(peer.link is not None for peer in self._peers.values())
         self._changes.send = self._send_changes if has_links else None
-        self._links = [links.get(owner) for owner in owners_of_places(self.owners)] if links else None
+        self.is_alone = not links
+        self._links = [links.get(owner) for owner in owners_of_places(self.owners)] if links else ()
 
     def _wanted(self, providers: frozenset[str]) -> frozenset[str]:
         """Return the singletons that belong to this process, which can call ``providers``."""

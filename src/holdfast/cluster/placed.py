@@ -94,6 +94,9 @@ class SingletonRef(TrioActorRef):
 
     def tell(self, message: Command[object]) -> None:
         """Send a command to the member that does its work."""
+        if self._members.is_alone:
+            self._local.tell(message)
+            return
         link = self._members.link_for_name(self._name_of(message))
         _tell_via(self._members, link, self._local, group=self._group, key="", message=message)
 

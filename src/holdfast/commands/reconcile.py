@@ -62,9 +62,8 @@ async def _reconcile(settings: Settings, database_url: str, *, every: bool, prog
         database.gate,
     )
     # This process creates no tasks, so the dispatcher's address receives nothing.
-    create = create_account(
-        settings, database, journal, dispatcher=WorkerRef("dispatcher"), new_tasks=NewTasks(), now=clock.now
-    )
+    announce = NewTasks(WorkerRef("dispatcher")).announce
+    create = create_account(settings, database, journal, announce=announce, now=clock.now)
     accounts = keyed_group(
         ACCOUNTS,
         create,

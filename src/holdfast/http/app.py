@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias, cast
 
 from quart import Request, Response
@@ -103,7 +103,11 @@ class HoldfastApp(QuartTrio):
             if request.method == "OPTIONS":
                 response = _options(self._adapter, request)
             else:
-                response = await self._serve(self._routes[rule.endpoint], request, {**path})
+                route, path = self._routes[rule.endpoint], {**path}
+                if isinstance(route, ServedPage):
+                    response = await route.serve(self.deps, request, path)
+                else:
+                    response = await serve_call(self.deps, route, request, path)
         except Exception as error:
             below = self._below_another_base(request) if isinstance(error, NotFound) else None
             response = exception_response(error, request) if below is None else refusal_response(below)
@@ -121,11 +125,6 @@ class HoldfastApp(QuartTrio):
         does = "does" if len(known) == 1 else "do"
         message = f"The path {shown(request.path)} does not exist, but {' and '.join(map(shown, known))} {does}."
         return Refusal(code="route_not_found", message=f"{message} Look at the base URL of the client.")
-
-    def _serve(self, route: Served, request: HoldfastRequest, path: dict[str, str]) -> Awaitable[Response]:
-        if isinstance(route, ServedPage):
-            return route.serve(self.deps, request, path)
-        return serve_call(self.deps, route, request, path)
 
 
 def _begin(request: HoldfastRequest) -> None:
@@ -161,7 +160,7 @@ def _count_refused(deps: Dependencies, request: HoldfastRequest, response: Refus
         request_id=request.id,
         trace_id=trace_id(),
         caller=request.caller,
-        key_prefix=key_prefix_sent(request.sent(b"authorization")),
+        key_prefix=key_prefix_sent(request.sent[b"authorization"]),
         origin=origin_of_request(request, deps.settings),
     )
 

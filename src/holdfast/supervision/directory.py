@@ -73,10 +73,12 @@ class KeyedDirectory(KeyedGroup):
             child = self.accept(key, envelope, fails_fast=while_down == "fail")
         if asker is not None:
             asker.waiting_on = child
+        self._deadlines.add(future, now + deadline_s, deadline_s)
         try:
             # The actor's handler of a Command[R] replies with an R.
-            return cast("R | Refusal", await self._deadlines.wait(future, now + deadline_s, deadline_s))
+            return cast("R | Refusal", await future.wait())
         finally:
+            self._deadlines.remove(future)
             if not future.is_set:
                 future.fail(OutcomeUnknown("its sender no longer waits"))
             if asker is not None:

@@ -20,7 +20,6 @@ from holdfast.actors.runtime.refs import TellRef
 from holdfast.actors.sign_in.actor import SignInActor, SignInRules
 from holdfast.actors.task.actor import TaskActor
 from holdfast.actors.task.dependencies import NewTasks, TaskDependencies
-from holdfast.actors.task.messages import TaskQueued
 from holdfast.actors.workers.newest_queue import NewestQueue
 from holdfast.actors.workers.poison_writer import PoisonedMessage, PoisonWriter
 from holdfast.cluster.codec import ACCOUNTS, SIGN_INS, TASKS, CannotEncode, codecs
@@ -87,9 +86,9 @@ def actors_of(parts: Parts) -> Actors:
         poison=parts.poison,
     )
     dispatcher = dispatcher_of_all(parts.refs.dispatcher, members)
-    new_tasks = NewTasks()
+    new_tasks = NewTasks(dispatcher)
     local_accounts = group(
-        ACCOUNTS, create_account(settings, database, journal, dispatcher=dispatcher, new_tasks=new_tasks, now=now)
+        ACCOUNTS, create_account(settings, database, journal, announce=new_tasks.announce, now=now)
     )
     accounts = placed(ACCOUNTS, local_accounts, members, place_of)
     local_sign_ins = group(SIGN_INS, _create_sign_in(settings, database, journal, parts.conditions, now))
@@ -139,11 +138,10 @@ def create_account(
     database: Database,
     journal: Journal,
     *,
-    dispatcher: TellRef,
-    new_tasks: NewTasks,
+    announce: Callable[[Task], Tell],
     now: Now,
 ) -> Create:
-    """Return how an account's actor is created. It announces queued tasks to ``dispatcher``."""
+    """Return how an account's actor is created."""
     limits = AccountLimits(
         tasks_in_flight_max=settings.tasks_in_flight_max,
         task_creates_per_s=settings.task_creates_per_account_s,
@@ -155,10 +153,6 @@ def create_account(
 
     async def load(account_id: str) -> LoadedAccount:
         return await database.read(load_account, account_id)
-
-    def announce(task: Task) -> Tell:
-        new_tasks.add(task)
-        return Tell(dispatcher, TaskQueued(task.provider, task.request_id))
 
     return partial(
         AccountActor,

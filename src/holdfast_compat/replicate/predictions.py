@@ -140,7 +140,7 @@ async def create_prediction_of_version(call: Call) -> Outcome:
 async def _create(call: Call, model_id: str, wanted: PredictionRequest) -> Outcome:
     """Create the task, under an Idempotency-Key of its own if the client may resend the request without one."""
     until = trio.current_time() + _wait_s(call)
-    if call.request.sent(b"cancel-after"):
+    if call.request.sent[b"cancel-after"]:
         return await call.refuse_authenticated(_NO_DEADLINES)
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
@@ -150,7 +150,7 @@ async def _create(call: Call, model_id: str, wanted: PredictionRequest) -> Outco
         return await call.refuse_authenticated(native)
     created = functools.partial(_created, call, native, wanted.input, until)
     try:
-        if idempotency is not None or not _RESENDING.search(" ".join(call.request.sent(b"user-agent"))):
+        if idempotency is not None or not _RESENDING.search(" ".join(call.request.sent[b"user-agent"])):
             return await created(idempotency)
         group = group_of(call, f"{call.request.path}\n".encode() + call.raw)
         return await call.deps.state(RequestAttempts).answer(
@@ -162,7 +162,7 @@ async def _create(call: Call, model_id: str, wanted: PredictionRequest) -> Outco
 
 def _wait_s(call: Call) -> float:
     """Return how long to wait for the end of the prediction, which a key that may not read it does not see."""
-    wait_s = preferred_wait_s(call.request.sent(b"prefer"), bare_s=WAIT_MAX_S)
+    wait_s = preferred_wait_s(call.request.sent[b"prefer"], bare_s=WAIT_MAX_S)
     if wait_s is None or TASKS_READ not in call.known_key.scopes:
         return 0.0
     return WAIT_USED * min(wait_s, WAIT_MAX_S)

@@ -152,7 +152,7 @@ class TrioActor(pykka.Actor):
                 ending = await self._ending()
                 if ending is not None:
                     return ending
-            if mailbox.empty():
+            if not mailbox.messages:
                 await mailbox.wait()
                 turns_left = self.turns_between_checkpoints
             elif turns_left == 0:

@@ -34,25 +34,21 @@ class TrioFuture(pykka.Future[T]):
     future that is not ready, it waits for that one and runs the hook again.
     """
 
-    __slots__ = ("_error", "_is_set", "_value", "_waiting")
+    __slots__ = ("_error", "_value", "_waiting", "is_set")
 
     def __init__(self) -> None:
         super().__init__()
-        self._is_set = False
+        self.is_set = False
+        """Whether it has a value or an exception."""
         self._value: T | None = None
         self._error: BaseException | None = None
         self._waiting: list[trio.lowlevel.Task] = []
-
-    @property
-    def is_set(self) -> bool:
-        """Whether it has a value or an exception."""
-        return self._is_set
 
     def get(self, *, timeout: float | None = None) -> T:
         """Return the value or raise the exception. Raises :class:`NotReady` if it has neither."""
         if self._get_hook is not None:
             return super().get(timeout=timeout)
-        if not self._is_set:
+        if not self.is_set:
             raise NotReady(self._until_set)
         if self._error is not None:
             raise self._error
@@ -78,8 +74,8 @@ class TrioFuture(pykka.Future[T]):
         self._error = exception
 
     def _wake(self) -> None:
-        assert not self._is_set, "a future is set once"
-        self._is_set = True
+        assert not self.is_set, "a future is set once"
+        self.is_set = True
         for task in self._waiting:
             trio.lowlevel.reschedule(task)
         self._waiting = []
@@ -88,7 +84,7 @@ class TrioFuture(pykka.Future[T]):
         """Wait for the value. Cancelling the wait does not change the future."""
         if self._get_hook is None:
             # The usual case: one value, not set yet.
-            while not self._is_set:
+            while not self.is_set:
                 await self._until_set()
             return self.get()
         while True:

@@ -232,7 +232,8 @@ class JournaledActor(TrioActor):
             self.send_reply(envelope, commit.reply)
             if commit.tells or commit.log_event is not None:
                 self._follow_up(commit, envelope)
-            self._flush_replies()
+            if self._undurable:
+                self._flush_replies()
         else:
             self._on_not_committed(envelope, result)
         if not self._units_open and self.actor_stopped.is_set():

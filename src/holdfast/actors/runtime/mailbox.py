@@ -77,31 +77,32 @@ class Envelope(PykkaEnvelope[object]):
 class Mailbox:
     """Messages in order of arrival, and system messages. Satisfies pykka's inbox protocol."""
 
-    __slots__ = ("_messages", "_reader", "capacity", "system")
+    __slots__ = ("_reader", "capacity", "messages", "system")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         # Lists, for there are rarely many: a deque would cost each mailbox 760 bytes.
-        self._messages: list[Envelope] = []
+        self.messages: list[Envelope] = []
+        """The other messages, the oldest first."""
         self.system: list[SystemMessage] = []
         """The system messages."""
         self._reader: trio.lowlevel.Task | None = None
 
     def __len__(self) -> int:
-        return len(self._messages)
+        return len(self.messages)
 
     def put(self, envelope: PykkaEnvelope[object], /) -> None:
         """Add a message without blocking. Raises :class:`MailboxFull`."""
-        if len(self._messages) >= self.capacity:
+        if len(self.messages) >= self.capacity:
             raise MailboxFull(f"the mailbox holds {self.capacity} messages")
         if not isinstance(envelope, Envelope):
             envelope = Envelope(envelope.message, envelope.reply_to)  # type: ignore[arg-type]  # pykka's own
-        self._messages.append(envelope)
+        self.messages.append(envelope)
         self.wake()
 
     def requeue(self, envelopes: Iterable[Envelope]) -> None:
         """Put messages back at the front in their old order, even beyond the capacity."""
-        self._messages[:0] = envelopes
+        self.messages[:0] = envelopes
         self.wake()
 
     def put_system(self, message: SystemMessage) -> None:
@@ -124,20 +125,20 @@ class Mailbox:
 
     def get(self) -> Envelope:
         """Take the oldest message. Raises IndexError if there is none."""
-        return self._messages.pop(0)
+        return self.messages.pop(0)
 
     def take_all(self) -> list[Envelope]:
         """Take all messages, the oldest first."""
-        taken, self._messages = self._messages, []
+        taken, self.messages = self.messages, []
         return taken
 
     def empty(self) -> bool:
         """Whether it has no messages, system messages aside."""
-        return not self._messages
+        return not self.messages
 
     def oldest_sent_at(self) -> float | None:
         """Return when the oldest message was sent (trio's clock)."""
-        return self._messages[0].sent_at if self._messages else None
+        return self.messages[0].sent_at if self.messages else None
 
     def wake(self) -> None:
         """Wake the reader if it waits."""

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from holdfast.actors.runtime.journaled import Tell
 from holdfast.actors.runtime.refs import Directory, TellRef
-from holdfast.actors.task.messages import CallProvider, Host
+from holdfast.actors.task.messages import CallProvider, Host, TaskQueued
 from holdfast.ledger.catalog.input_files import with_links
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.task import Task
@@ -28,14 +28,16 @@ class NewTasks:
     next incarnation reads the rows.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dispatcher: TellRef) -> None:
+        self._dispatcher = dispatcher
         self._tasks: OrderedDict[str, Task] = OrderedDict()
 
-    def add(self, task: Task) -> None:
-        """Remember a task, instead of the oldest if there are too many."""
+    def announce(self, task: Task) -> Tell:
+        """Remember a task, instead of the oldest if there are too many; return the message that it is queued."""
         self._tasks[task.request_id] = task
         if len(self._tasks) > NEW_TASKS_MAX:
             self._tasks.popitem(last=False)
+        return Tell(self._dispatcher, TaskQueued(task.provider, task.request_id))
 
     def take(self, request_id: str) -> Task | None:
         """Return and forget a task, or None."""

@@ -23,15 +23,14 @@ from holdfast.actors.runtime.messages import Command, IdempotencyKey
 from holdfast.actors.runtime.refs import AskRef, WhileDown
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.errors import INTERNAL_ERROR, UNREADABLE, leaves_of, refusal_of_fault
+from holdfast.http.kit.errors import INTERNAL_ERROR, leaves_of, refusal_of_fault
 from holdfast.http.kit.operators import MAY_ONLY_READ, Operator
-from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Handler, Outcome, Parameter, Route, RouteTable
+from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Handler, Outcome, Parameter, RouteTable
 from holdfast.http.kit.values import NO_IDEMPOTENCY_KEY, read_prefer
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.operators.records import write_action
 from holdfast.persistence.records.operator_tables import ActionResult, OperatorAction
-from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.telemetry.reports.report import Report
 from holdfast.telemetry.scrubbing import SCRUBBED, scrub
@@ -266,23 +265,10 @@ class OperatorRoutes(RouteTable):
         return declare
 
 
-async def handle(call: Call, route: Route) -> Outcome:
-    """Run the handler of a route. To an operator a refusal names the row that cannot be read."""
-    try:
-        return await route.handler(call)
-    except UnreadableRow as fault:
-        if call.operator is None:
-            raise
-        return Refusal(code=UNREADABLE.code, message=f"The row cannot be read: {scrub(str(fault))}")
-
-
-async def record_refused_action(call: Call, refusal: object) -> None:
-    """If ``refusal`` is that of an operator who may only read, record what was tried.
-
-    Raises :class:`DatabaseAway`.
-    """
+async def record_refused_action(call: Call) -> None:
+    """Record what an operator has tried who may only read. Raises :class:`DatabaseAway`."""
     action = call.route.action
-    if refusal is MAY_ONLY_READ and action is not None:
+    if action is not None:
         run = _run_for(call)
         await run.begin(action, call.route.is_urgent, [*call.path.values()], None)
         await run.end("refused", MAY_ONLY_READ.code)
@@ -291,7 +277,7 @@ async def record_refused_action(call: Call, refusal: object) -> None:
 def _run_for(call: Call) -> ActionRun:
     """Return a run for a request, as its header ``Prefer`` says."""
     assert call.operator is not None, "the route of an action authenticates an operator"
-    deadline_s, while_down = read_prefer(call.request.sent(b"prefer"), call.deps.settings.ask_deadline_s)
+    deadline_s, while_down = read_prefer(call.request.sent[b"prefer"], call.deps.settings.ask_deadline_s)
     return ActionRun(
         call.deps, call.operator, call.origin(), deadline_s=deadline_s, while_down=while_down, sent=call.json
     )

@@ -174,10 +174,12 @@ class Call:
     """
 
     __slots__ = (
-        "_body", "_caller_id", "_fingerprint", "_held_body", "_is_heavy", "_known_key", "_session",
-        "bearer", "body_bytes", "deps", "files", "ignored", "is_replay", "json", "operator", "path",
+        "_body", "_caller_id", "_fingerprint", "_held_body", "_is_heavy", "_session",
+        "bearer", "body_bytes", "deps", "files", "ignored", "is_replay", "json", "known_key", "operator", "path",
         "raw", "read_shares", "request", "route",
     )  # fmt: skip
+
+    known_key: KnownKey
 
     def __init__(self, deps: Dependencies, route: Needs, request: HoldfastRequest, path: dict[str, str]) -> None:
         self.deps = deps
@@ -195,7 +197,6 @@ class Call:
         self.ignored: list[str] = []
         self._body: msgspec.Struct | None = None
         self._session: SessionRecord | None = None
-        self._known_key: KnownKey | None = None
         self._fingerprint: bytes | None = None
         self._held_body: HeldBody | None = None
         self._is_heavy = False
@@ -226,7 +227,7 @@ class Call:
             refusal = await self._authenticate()
         if refusal is not None or self.route.method == "GET" or self._is_read_by_handler():
             return refusal
-        if (length or 0) <= UNCOUNTED_BYTES_MAX and not self.request.sent(b"transfer-encoding"):
+        if (length or 0) <= UNCOUNTED_BYTES_MAX and not self.request.sent[b"transfer-encoding"]:
             return await self._take_body(bytes_max)
         body = self._hold_body()
         with body.preparation:
@@ -253,7 +254,7 @@ class Call:
         """Whether the body may have files."""
         route = self.route
         return route.files_max > 0 and (
-            route.body is None or is_form(next(iter(self.request.sent(b"content-type")), None))
+            route.body is None or is_form(next(iter(self.request.sent[b"content-type"]), None))
         )
 
     def body_bytes_max(self) -> int:
@@ -283,7 +284,7 @@ class Call:
         if not raw.strip() and (shape is None or self.route.body_optional):
             self._body = None if shape is None else shape()
             return None
-        content_type = next(iter(self.request.sent(b"content-type")), None)
+        content_type = next(iter(self.request.sent[b"content-type"]), None)
         refusal = bodies.check_media_type(content_type)
         if refusal is not None:
             return refusal
@@ -344,7 +345,7 @@ class Call:
             return None
         if self.route.auth is Auth.KEY_OR_LINK and "sig" in self.request.args:
             return None
-        found = read_bearer(self.request.sent(b"authorization"), _WANTED.get(self.route.auth))
+        found = read_bearer(self.request.sent[b"authorization"], _WANTED.get(self.route.auth))
         if isinstance(found, Refusal):
             return None if self.route.auth is Auth.OPTIONAL else found
         self.bearer = found
@@ -374,10 +375,10 @@ class Call:
             self._session = session
         elif self.route.auth is Auth.API_KEY:
             assert self.bearer is not None
-            self._known_key = self.deps.access.key_cache.get(self.bearer.sha256)
-            if self._known_key is not None:
-                self.request.caller = self._known_key.account_id
-                self._record_use(self._known_key)
+            known = self.deps.access.key_cache.get(self.bearer.sha256)
+            if known is not None:
+                self.known_key, self.request.caller = known, known.account_id
+                self._record_use(known)
             else:
                 key = await self.verify_key()
                 if isinstance(key, Refusal):
@@ -399,12 +400,6 @@ class Call:
         """The session that a route of sessions is called with."""
         assert self._session is not None
         return self._session
-
-    @property
-    def known_key(self) -> KnownKey:
-        """The API key that a route of keys with a body is called with."""
-        assert self._known_key is not None
-        return self._known_key
 
     async def verify_key(self, *lookups: Lookup[Any, Any]) -> ApiKeyRecord | Refusal:
         """Authenticate the API key, check its scope, and run ``lookups`` with the lookup of its row.
@@ -451,7 +446,7 @@ class Call:
         if isinstance(caller, SessionRecord):
             known = KnownKey(caller.account_id, caller.session_id)
         else:
-            self._known_key = known = KnownKey(caller.account_id, caller.key_id, frozenset(caller.terms.scopes))
+            self.known_key = known = KnownKey(caller.account_id, caller.key_id, frozenset(caller.terms.scopes))
             self._record_use(known)
         self.deps.access.key_cache.put(self.bearer.sha256, known)
 
@@ -509,22 +504,28 @@ class Call:
 
     async def ask(self, ref: AskRef, command: Command[T]) -> T | Refusal:
         """Ask an actor, as the header ``Prefer`` says. Raises its faults, which are in the error table."""
-        prefer = () if self.route.waits_for_end else self.request.sent(b"prefer")
-        deadline_s, while_down = read_prefer(prefer, self.deps.settings.ask_deadline_s)
+        deadline_s = self.deps.settings.ask_deadline_s
+        prefer = self.request.sent[b"prefer"]
+        if not prefer or self.route.waits_for_end:
+            return await ref.ask(command, deadline_s=deadline_s)
+        deadline_s, while_down = read_prefer(prefer, deadline_s)
         return await ref.ask(command, deadline_s=deadline_s, while_down=while_down)
 
     # --------------------------------------------------------------------------------------- idempotency
 
     def idempotency(self) -> IdempotencyKey | Refusal | None:
         """Return the Idempotency-Key, sent with or without quotes. Refuses with ``invalid_idempotency_key``."""
-        key = read_idempotency_key(self.idempotency_keys())
-        if key is None or isinstance(key, Refusal):
+        sent = self.idempotency_keys()
+        if not sent:
+            return None
+        key = read_idempotency_key(sent)
+        if isinstance(key, Refusal):
             return key
         return IdempotencyKey(route=self.route.name, key=key, fingerprint=self.fingerprint())
 
     def idempotency_keys(self) -> list[str]:
         """Return the values of the header ``Idempotency-Key``, of which there should be at most one."""
-        return self.request.sent(b"idempotency-key")
+        return self.request.sent[b"idempotency-key"]
 
     def take_reply(self, reply: T | Replayed[T] | Refusal) -> T | Refusal:
         """Return a reply to this request's Idempotency-Key, and note if it is that to an earlier request."""

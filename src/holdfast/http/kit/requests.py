@@ -17,6 +17,7 @@ Any ASGI server on trio can serve the application, such as hypercorn's trio work
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Final, cast
 from urllib.parse import quote
@@ -68,6 +69,10 @@ class HoldfastRequest(TrioRequest):
         )
         self.http_version = scope["http_version"]
         self.scope = scope
+        self.sent = defaultdict[bytes, list[str]](list)
+        """The values of the headers, by their names in lower case."""
+        for name, value in scope["headers"]:
+            self.sent[name].append(value.decode("latin1"))
         self.receive = receive
         self._read_bytes = 0
         self._has_read_all = False
@@ -81,7 +86,7 @@ class HoldfastRequest(TrioRequest):
 
     @property
     def headers(self) -> Headers:
-        """All headers, as werkzeug reads them. :meth:`sent` finds one at a tenth of the cost."""
+        """All headers, as werkzeug reads them. ``sent`` has one at a tenth of the cost."""
         if self._headers is None:
             headers = self._headers = Headers()
             headers[:] = [
@@ -93,14 +98,10 @@ class HoldfastRequest(TrioRequest):
     def headers(self, _: Headers) -> None:
         """Ignore what the constructor sets: the headers are made when they are first read."""
 
-    def sent(self, name: bytes) -> list[str]:
-        """Return the values of the headers with this name, which is in lower case."""
-        return [value.decode("latin1") for each, value in self.scope["headers"] if each == name]
-
     @property
     def content_length(self) -> int | None:
         """The length of the body; None for no body or one in chunks. The server has checked it."""
-        sent = self.sent(b"content-length")
+        sent = self.sent[b"content-length"]
         return int(sent[0]) if sent else None
 
     async def close(self) -> None:
@@ -155,7 +156,7 @@ def start_trace(request: HoldfastRequest) -> None:
     """
     request.id = new_id("req")
     request_id.set(request.id)
-    sent = request.sent(_HEADER)
+    sent = request.sent[_HEADER]
     continued = request.traceresponse = read_traceparent(sent) if sent else None
     request.span = None
     if continued is not None or request.path not in _UNTRACED:
@@ -256,11 +257,13 @@ class HoldfastConnection(ASGIHTTPConnection):
         response = await self.app.handle_request(request)
         assert isinstance(response, Response)
         headers = encode_headers(response.headers)
-        named = {name for name, _ in headers}
         headers.append((b"x-request-id", request.id.encode()))
         if request.traceresponse is not None:
             headers.append((b"traceresponse", request.traceresponse.encode()))
-        headers += [header for header in UNLESS_SET if header[0] not in named]
+        named = dict(headers)
+        for header in UNLESS_SET:
+            if header[0] not in named:
+                headers.append(header)
         start = cast(
             HTTPResponseStartEvent,
             {"type": "http.response.start", "status": response.status_code, "headers": headers},

@@ -16,23 +16,27 @@ from werkzeug.exceptions import HTTPException
 
 from holdfast.actors.runtime.faults import ShareExceeded
 from holdfast.actors.runtime.messages import Replayed
-from holdfast.http.kit.actions import handle, record_refused_action
+from holdfast.http.kit.actions import record_refused_action
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import (
     INTERNAL_ERROR,
+    UNREADABLE,
     RefusalResponse,
     error_response,
     leaves_of,
     refusal_of_fault,
     refusal_of_http,
 )
+from holdfast.http.kit.operators import MAY_ONLY_READ
 from holdfast.http.kit.requests import UNLESS_SET, HoldfastRequest, current_request_id
 from holdfast.http.kit.routes import BodyResponse, Media, Outcome, Parameter, Route
 from holdfast.http.kit.values import unknown_parameter
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.telemetry.refused_requests import RefusedRequests
+from holdfast.telemetry.scrubbing import scrub
 
 log = structlog.get_logger("holdfast.http")
 
@@ -85,8 +89,11 @@ async def serve_call(deps: Dependencies, route: Route, request: HoldfastRequest,
     """Serve one call: prepare, handle, render. Faults pass through to :func:`exception_response`."""
     call = Call(deps, route, request, path)
     try:
-        refusal = await call.prepare() or _refuse_unknown_parameter(call, route)
-        await record_refused_action(call, refusal)
+        refusal = await call.prepare()
+        if refusal is None and request.query_string and route.refuses_parameters:
+            refusal = _refuse_unknown_parameter(call, route)
+        if refusal is MAY_ONLY_READ:
+            await record_refused_action(call)
         outcome = refusal or await handle(call, route)
     except BaseExceptionGroup as group:
         # Quart would look for a handler member by member; a group is one fault here.
@@ -106,6 +113,16 @@ async def serve_call(deps: Dependencies, route: Route, request: HoldfastRequest,
     return response
 
 
+async def handle(call: Call, route: Route) -> Outcome:
+    """Run the handler of a route. To an operator a refusal names the row that cannot be read."""
+    try:
+        return await route.handler(call)
+    except UnreadableRow as fault:
+        if call.operator is None:
+            raise
+        return Refusal(code=UNREADABLE.code, message=f"The row cannot be read: {scrub(str(fault))}")
+
+
 def _ignored_warning(names: list[str]) -> str:
     """Return the header ``Warning`` (RFC 7234, 5.5) for fields of the body that were ignored."""
     shown_names = [name for name in names if _PLAIN_NAME.fullmatch(name)][:NAMES_SHOWN_MAX]
@@ -120,8 +137,6 @@ def _refuse_unknown_parameter(call: Call, route: Route) -> Refusal | None:
     Only where a caller chooses the parameters: a provider may add its own to the address of a callback, and the
     links to what is read without any may be counted by one.
     """
-    if not call.request.query_string or not route.refuses_parameters:
-        return None
     known = [each for each in route.parameters if each.location == "query"]
     unknown = next((name for name in call.query() if not any(each.is_sent_as(name) for each in known)), None)
     return None if unknown is None else unknown_parameter(unknown, [each.shown_name for each in known])

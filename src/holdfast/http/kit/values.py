@@ -65,10 +65,8 @@ NO_IDEMPOTENCY_KEY: Final = Refusal(
 )
 
 
-def read_idempotency_key(sent: Sequence[str]) -> str | Refusal | None:
-    """Return the key, sent with or without quotes; None without one. Refuses with ``invalid_idempotency_key``."""
-    if not sent:
-        return None
+def read_idempotency_key(sent: Sequence[str]) -> str | Refusal:
+    """Return the key that was sent, with or without quotes. Refuses with ``invalid_idempotency_key``."""
     key = sent[0]
     if len(key) >= 2 and key[0] == key[-1] == '"':
         key = key[1:-1]

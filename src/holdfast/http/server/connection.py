@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import unquote
 
@@ -254,11 +255,14 @@ class ServerConnection:
         parser = self._parser
         if parser.is_done:
             return False
+        ahead_bytes = 0
+        for each in parser.ready:
+            ahead_bytes += each.head_bytes + len(each.waiting)
         receiving = parser.receiving
         return (
             len(parser.ready) >= PIPELINED_MAX
             or (receiving is not None and len(receiving.waiting) > READ_AHEAD_BYTES)
-            or sum(each.head_bytes + len(each.waiting) for each in parser.ready) > READ_AHEAD_BYTES
+            or ahead_bytes > READ_AHEAD_BYTES
         )
 
     def _after_feed(self) -> None:
@@ -366,14 +370,9 @@ class ServerConnection:
             await self._write(refusal_bytes(refusal.status, *self._owner.refuse(refusal, self.peer)))
 
     async def _call(self, app: AsgiApp, request: ParsedRequest) -> None:
-        async def receive() -> Message:
-            return await self._receive(request)
-
-        async def send(message: Message) -> None:
-            await self._send(request, message)
-
+        scope = scope_of(request, self.client, self._server)
         try:
-            await app(scope_of(request, self.client, self._server), receive, send)
+            await app(scope, partial(self._receive, request), partial(self._send, request))
         except Exception as fault:
             self._owner.log_fault("the application failed", fault)
 

@@ -165,6 +165,7 @@ async def _ask_account(
             await call.deps.write_record(_claims(release_claims, key.account_id, command.request))
         if isinstance(reply, TaskAccepted):
             _created_of(command.request.terms.provider).inc()
+            return reply
     return _with_credit_address(call, reply)
 
 
@@ -233,12 +234,11 @@ def _command(
     webhook_format: WebhookFormat | None,
     after: RequestAttempt | None,
 ) -> CreateTask | Refusal:
-    refusal = _refuse_metadata(wanted.metadata or {}) or _refuse_webhook(
-        call.deps, wanted.webhook_url, wanted.webhook_events
-    )
-    if refusal is not None:
-        return refusal
-    deps = call.deps
+    deps, metadata = call.deps, wanted.metadata or {}
+    refusal = _refuse_metadata(metadata) if metadata else None
+    events = refusal or _webhook_events(deps, wanted.webhook_url, wanted.webhook_events)
+    if isinstance(events, Refusal):
+        return events
     quoted = (
         None if wanted.quote_id is None else unseal_quote(wanted.quote_id, deps.settings.quote_keys, deps.now())
     )
@@ -261,9 +261,9 @@ def _command(
         api_key_id=key.key_id,
         hold_id=new_id("hold"),
         hold_micro=terms.hold_micro,
-        metadata=wanted.metadata or {},
+        metadata=metadata,
         webhook_url=wanted.webhook_url,
-        webhook_events=_kinds(wanted),
+        webhook_events=events,
         webhook_format=webhook_format,
         traceparent=traceparent.get(),
         http_request_id=other_request_id(),
@@ -403,21 +403,18 @@ def _refuse_metadata(metadata: dict[str, str]) -> Refusal | None:
     return None
 
 
-def _refuse_webhook(deps: Dependencies, url: str | None, kinds: Sequence[str] | None) -> Refusal | None:
-    """Refuse an address that can never be called. Where its name resolves to is checked at each delivery."""
+def _webhook_events(
+    deps: Dependencies, url: str | None, kinds: Sequence[str] | None
+) -> tuple[EventKind, ...] | Refusal | None:
+    """Return the event kinds to send. The default is stored, so that a later default does not change the task.
+
+    Refuses an address that can never be called. Where its name resolves to is checked at each delivery.
+    """
     if url is None:
         return None if kinds is None else invalid_parameter("webhook_events", "requires webhook_url")
     if not can_be_posted_to(url, local_allowed=deps.settings.webhook_local_allowed):
         return invalid_parameter(
             "webhook_url", f"must be an https address of a public host, at most {URL_MAX_CHARS} characters"
         )
-    if kinds is not None and chosen_kinds(kinds) is None:
-        return invalid_parameter("webhook_events", f"must name one or more of {', '.join(EVENT_KINDS)}")
-    return None
-
-
-def _kinds(wanted: CreateTaskRequest) -> tuple[EventKind, ...] | None:
-    """Return the event kinds to send. The default is stored, so that a later default does not change the task."""
-    if wanted.webhook_url is None:
-        return None
-    return CHOSEN_BY_DEFAULT if wanted.webhook_events is None else chosen_kinds(wanted.webhook_events)
+    chosen = CHOSEN_BY_DEFAULT if kinds is None else chosen_kinds(kinds)
+    return chosen or invalid_parameter("webhook_events", f"must name one or more of {', '.join(EVENT_KINDS)}")

@@ -48,9 +48,9 @@ def price_input(
         return _invalid([Violation(fault.path, fault.reason)])
     model.schema.fill(given)
     links = model.link_fields.links_of(given)
-    files = name_files(given, links, base_url)
+    files = name_files(given, links, base_url) if links else ()
     violations = model.schema.violations(with_links(given, files) if files else given)
-    if not violations and is_public is not None:
+    if links and not violations and is_public is not None:
         addresses = addresses_of(links, (*input_origins, *((base_url,) if base_url else ())))
         refused = (path for path, address in addresses.items() if not is_public(address))
         violations = [Violation(tuple(map(str, path)), _PUBLIC) for path in islice(refused, VIOLATIONS_MAX)]

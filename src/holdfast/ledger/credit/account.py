@@ -226,17 +226,15 @@ def decide_hold(
             required_micro=amount_micro,
             available_micro=available_micro,
         )
-    parts = state.lots.to_hold(amount_micro, at) or _NO_PARTS
+    postings: list[Posting] = []
+    for lot, part_micro in state.lots.to_hold(amount_micro, at) or _NO_PARTS:
+        postings += Posting(AVAILABLE, -part_micro, lot), Posting(HELD, part_micro, lot)
     return _operation(
         state,
         operation_id=operation_id,
         kind=OperationKind.HOLD,
         amount_micro=amount_micro,
-        postings=tuple(
-            posting
-            for lot, part_micro in parts
-            for posting in (Posting(AVAILABLE, -part_micro, lot), Posting(HELD, part_micro, lot))
-        ),
+        postings=tuple(postings),
         hold_id=hold_id,
         reference=reference,
         reason="task created",

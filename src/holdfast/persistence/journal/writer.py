@@ -181,17 +181,17 @@ class BatchWriter:
         self._units = 0
         self._replan_units = REPLAN_UNITS
 
-    def write(
-        self, units: Sequence[Unit], *, void: Collection[_RowKey] = (), waits_for_locks: bool = True
-    ) -> list[UnitResult]:
+    def write(self, units: Sequence[Unit]) -> list[UnitResult]:
         """Write the ``units`` that pass their checks, in order, and return each one's result.
-
-        The newest decisions on the rows ``void`` are void. Unless it ``waits_for_locks``, no unit is written whose
-        row another session has locked.
 
         Raises :class:`ConnectionLost` or :class:`CommitUnanswered`. Every other database error becomes a result:
         ``NotWritten`` for one that may pass, and for one that a unit causes, ``Broken`` for that unit.
         """
+        return self._write(units)
+
+    def _write(
+        self, units: Sequence[Unit], *, void: Collection[_RowKey] = (), waits_for_locks: bool = True
+    ) -> list[UnitResult]:
         if self._held and waits_for_locks:
             waits_for_locks = self._held.isdisjoint(_rows_of(units))
         try:
@@ -200,7 +200,7 @@ class BatchWriter:
             raise
         except Exception as exc:
             if waits_for_locks and isinstance(exc, errors.LockNotAvailable):
-                return self.write(units, void=void, waits_for_locks=False)
+                return self._write(units, void=void, waits_for_locks=False)
             if is_worth_retrying(exc):
                 reason = f"{type(exc).__name__}: {reason_of(exc)}"
                 return [NotWritten(reason, timed_out=trouble_of(exc) == "slow")] * len(units)
@@ -218,7 +218,7 @@ class BatchWriter:
         void: set[_RowKey] = set()
         for unit in units:
             try:
-                results += self.write([unit], void=void)
+                results += self._write([unit], void=void)
                 if type(results[-1]) is not Committed:
                     void.update((fence.kind, fence.key) for fence in unit.fences)
             except CommitUnanswered as lost:

@@ -81,9 +81,11 @@ def console_renderer(*, colours: bool) -> Render:
             [f"{name}={_value(value)}" for name, value in fields.items() if name not in _OUTSIDE_PAIRS]
         )
         head = f"{fields['time']} {shown_level} {event}"
-        blocks = [str(fields[name]).split("\n") for name in ("stack", "exception") if name in fields]
-        below = [f"  {printable(line)}" for block in blocks for line in block]
-        return "\n".join((f"{head}  {pairs}" if pairs else head, *below))
+        shown = f"{head}  {pairs}" if pairs else head
+        for name in ("stack", "exception"):
+            if name in fields:
+                shown = "\n  ".join((shown, *map(printable, str(fields[name]).split("\n"))))
+        return shown
 
     return render
 

@@ -133,7 +133,7 @@ async def receive_callback(call: Call) -> Outcome:
 async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
     """Receive an update with our own signature; ``provider`` is the one named in the path, if any."""
     deps = call.deps
-    sent = call.request.sent(_SIGNATURE_HEADER)
+    sent = call.request.sent[_SIGNATURE_HEADER]
     header = sent[0] if len(sent) == 1 else ",".join(sent)
     named = key_name(header)
     if provider is not None and named is None:
@@ -322,7 +322,7 @@ def _container_update(call: Call, config: ProviderConfig) -> ProviderUpdate | Re
 
 def _shows_token(call: Call, config: ProviderConfig) -> bool:
     """Whether the request's token is one of the provider's own secrets; the common secret is not accepted."""
-    given = call.request.sent(b"authorization")
+    given = call.request.sent[b"authorization"]
     scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
     matched = False
     for secret in config.own_secrets:
