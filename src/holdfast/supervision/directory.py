@@ -93,7 +93,7 @@ class KeyedDirectory(KeyedGroup):
             raise Unavailable(f"{self.name} are not running")
         if not self.gate.is_open:
             raise Unavailable(self.gate.reason, retry_after_s=self.gate.retry_after_s)
-        if self.is_paused:
+        if self._pause_over is not None:
             raise Unavailable(f"{self.name} are paused", retry_after_s=self.limits.probe_backoff.max_s)
         child = self.child(key)
         if child.quarantine is not None and not child.begin_trial():

@@ -79,8 +79,8 @@ def assemble(
         # The control actor shows the tree, which does not exist yet.
         control=control_child(parts, control_ref, tree=lambda: tree, directories=actors.local),
         database=lambda: RunningChild(parts.database.run),
-        journal=lambda: RunningChild(parts.journal.run, parts.journal.stop),
-        members=lambda: RunningChild(parts.members.run, parts.members.stop),
+        journal=lambda: parts.journal,
+        members=lambda: parts.members,
         accounts=accounts,
         sign_ins=sign_ins,
         tasks=tasks,

@@ -60,7 +60,7 @@ from holdfast.actors.account.top_ups import AccountTopUp
 from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.journaled import Commit, JournaledActor, LogEvent, LogFields, Tell, Turn
 from holdfast.actors.runtime.mailbox import Mailbox
-from holdfast.actors.runtime.messages import idempotency_of, reply_type
+from holdfast.actors.runtime.messages import reply_type
 from holdfast.ledger.alerts.account_events import AccountDisabled, CreditExpiring
 from holdfast.ledger.api_keys import is_model_allowed
 from holdfast.ledger.clock import Now, format_time
@@ -256,7 +256,7 @@ class AccountActor(JournaledActor):
         refusal = self._refuse_access(message)
         if refusal is not None:
             return self._units.confirm(refusal)
-        idempotency = idempotency_of(message)
+        idempotency = message.idempotency
         used = None if idempotency is None else self._replies.find(idempotency, reply_type(type(message)))
         return self._decide(message) if used is None else used
 
@@ -553,10 +553,20 @@ class AccountActor(JournaledActor):
             ) if self._disabled_at is not None:
                 return ACCOUNT_DISABLED
             case CreateTask():
-                return self._keys.refuse(message.request.api_key_id or "", message.scope)
+                return self._refuse_key(message.request.api_key_id or "", message.scope)
             case RefuseTask() | BeginAttempt():
-                return self._keys.refuse(message.api_key_id, message.scope)
+                return self._refuse_key(message.api_key_id, message.scope)
         return None
+
+    def _refuse_key(self, key_id: str, scope: str) -> Refusal | None:
+        """Refuse a key that is not live, cannot be used now, or lacks the scope."""
+        key = self._keys.live.get(key_id)
+        if key is None:
+            return Refusal(code="invalid_api_key", message="This API key is not valid.")
+        unusable = key.refuse_use(self._now())
+        if unusable is None and scope not in key.scopes:
+            return Refusal(code="insufficient_scope", message=f"This API key lacks the scope {scope}.")
+        return unusable
 
 
 def _created(task: Task) -> LogEvent:

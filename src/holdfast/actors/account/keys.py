@@ -100,16 +100,6 @@ class AccountKeys:
             case SetCeiling():
                 return self._set_ceiling(command)
 
-    def refuse(self, key_id: str, scope: str) -> Refusal | None:
-        """Refuse a key that is not live, cannot be used now, or lacks the scope."""
-        key = self.live.get(key_id)
-        if key is None:
-            return Refusal(code="invalid_api_key", message="This API key is not valid.")
-        unusable = key.refuse_use(self._now())
-        if unusable is None and scope not in key.scopes:
-            return Refusal(code="insufficient_scope", message=f"This API key lacks the scope {scope}.")
-        return unusable
-
     def opened(self, hold_id: str, hold: LimitedHold) -> tuple[Row, ...]:
         """Count a new hold, where there are limits; return the rows of their alerts."""
         assert self.spending is not None

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from holdfast.actors.account.replies import STORED_REFUSALS, RecentReplies
 from holdfast.actors.account.top_ups import AccountTopUp
 from holdfast.actors.runtime.journaled import Commit, LogEvent, Tell
-from holdfast.actors.runtime.messages import Command, idempotency_of
+from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.alerts.account_events import AccountEventData
 from holdfast.ledger.alerts.alerts import DEFAULT_ALERTS, Alerts, balance_alert
 from holdfast.ledger.clock import Now
@@ -83,8 +83,8 @@ class AccountUnits:
         fence = Fence("account", state.account_id, state.version)
         state.version += 1
         probe = None
-        if (idempotency := idempotency_of(command)) is not None:
-            stored = self.replies.add(idempotency, reply, self._now())
+        if command.idempotency is not None:
+            stored = self.replies.add(command.idempotency, reply, self._now())
             probe, rows = stored.probe, (*rows, stored)
         head = AccountHead(
             state.account_id,
@@ -151,7 +151,7 @@ class AccountUnits:
 
         A command with an Idempotency-Key may have been accepted before: it is refused only if its key is unused.
         """
-        idempotency = idempotency_of(command)
+        idempotency = command.idempotency
         if idempotency is None:
             return self.confirm(refusal)
         if refusal.code in STORED_REFUSALS:

@@ -25,9 +25,14 @@ class Command(msgspec.Struct, Generic[R_co], frozen=True):
     """Whether a second message that is equal changes nothing, by the ids in it or by what it asks for."""
 
     @property
+    def idempotency(self) -> IdempotencyKey | None:
+        """The Idempotency-Key, of a command with such a field."""
+        return None
+
+    @property
     def is_repeatable(self) -> bool:
         """Whether it may be sent again when its reply was lost: it is idempotent, or has an Idempotency-Key."""
-        return self.is_idempotent or idempotency_of(self) is not None
+        return self.is_idempotent or self.idempotency is not None
 
 
 class IdempotencyKey(msgspec.Struct, frozen=True):
@@ -42,12 +47,6 @@ class Replayed(msgspec.Struct, Generic[R_co], frozen=True):
     """The reply to an earlier command with the same Idempotency-Key; nothing changed this time."""
 
     reply: R_co | Refusal
-
-
-def idempotency_of(command: Command[Any]) -> IdempotencyKey | None:
-    """Return the Idempotency-Key of a command that has such a field."""
-    key: IdempotencyKey | None = getattr(command, "idempotency", None)
-    return key
 
 
 @functools.cache

@@ -110,14 +110,8 @@ class Owner(Protocol):
     is_stopping: bool
     refuse: Refuse
     log_fault: LogFault
-
-    def became_idle(self, connection: ServerConnection) -> None:
-        """Called when the connection has no request."""
-        ...
-
-    def became_busy(self, connection: ServerConnection) -> None:
-        """Called when the connection has a request again."""
-        ...
+    idle: dict[ServerConnection, None]
+    """The connections that have no request, the longest idle first."""
 
 
 class ServerConnection:
@@ -477,9 +471,9 @@ class ServerConnection:
         self._awaited_since = trio.current_time()
         self._awaited_by = self._awaited_since + self._limit_s(awaited)
         if awaited == "request":
-            self._owner.became_idle(self)
+            self._owner.idle[self] = None
         elif was_idle:
-            self._owner.became_busy(self)
+            self._owner.idle.pop(self, None)
 
     def _limit_s(self, awaited: Awaited | None) -> float:
         limits = self._limits

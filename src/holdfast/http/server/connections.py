@@ -70,7 +70,7 @@ class Connections:
         self._stalled: list[ServerConnection] = []
         """At the last sweep, the longest stalled last."""
         self._open: set[ServerConnection] = set()
-        self._idle: dict[ServerConnection, None] = {}
+        self.idle: dict[ServerConnection, None] = {}
         self._per_peer: Counter[str] = Counter()
         self._refused_count = 0
         self._nursery: trio.Nursery | None = None
@@ -199,10 +199,10 @@ class Connections:
         return self._close_longest_idle(lambda _each: True)
 
     def _close_longest_idle(self, may_be_closed: Callable[[ServerConnection], bool]) -> bool:
-        longest = next((each for each in self._idle if may_be_closed(each)), None)
+        longest = next((each for each in self.idle if may_be_closed(each)), None)
         if longest is None:
             return False
-        self.became_busy(longest)
+        del self.idle[longest]
         longest.close()
         metrics.HTTP_CONNECTIONS_CLOSED.labels("room").inc()
         return True
@@ -216,14 +216,6 @@ class Connections:
                 return True
         return False
 
-    def became_idle(self, connection: ServerConnection) -> None:
-        """Record that a connection waits for its next request."""
-        self._idle[connection] = None
-
-    def became_busy(self, connection: ServerConnection) -> None:
-        """Record that a connection has a request."""
-        self._idle.pop(connection, None)
-
     async def _serve(self, connection: ServerConnection, refusal: ServerRefusal | None) -> None:
         try:
             await connection.run()
@@ -233,7 +225,7 @@ class Connections:
             self.log_fault("a connection failed", fault)
         finally:
             self._open.discard(connection)
-            self._idle.pop(connection, None)
+            self.idle.pop(connection, None)
             self._count(connection, refusal, -1)
             changed, self._changed = self._changed, trio.Event()
             changed.set()

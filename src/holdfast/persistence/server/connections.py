@@ -35,7 +35,7 @@ from holdfast.persistence.server.database_faults import (
     reason_of,
     trouble_of,
 )
-from holdfast.persistence.server.loop_calls import LoopCall, await_in_call, ready_now, wait_ready
+from holdfast.persistence.server.loop_calls import LoopCall, await_in_call, wait_ready
 from holdfast.persistence.server.revisions import schema_of
 
 log = structlog.get_logger(__name__)
@@ -121,10 +121,16 @@ class BoundedConnection(psycopg.Connection[Any]):
                 return super().wait(gen, interval, timeout)
             socket = self.pgconn.socket
             deadline = math.inf if timeout is None else trio.current_time() + timeout
+            poll = select.poll()
             wanted: Wait = next(gen)
             while True:
-                # A socket nearly always takes what is sent. While it has nothing to read, the loop runs others.
-                ready = ready_now(socket, wanted) if wanted & Wait.W else Ready.NONE
+                ready = Ready.NONE
+                if wanted & Wait.W:
+                    # A socket nearly always takes what is sent. While it has nothing to read, the loop runs others.
+                    poll.register(socket, _EVENTS[wanted])
+                    for _, events in poll.poll(0):
+                        can_read = Ready.R if events & ~select.POLLOUT else Ready.NONE
+                        ready = Ready(can_read | (Ready.W if events & select.POLLOUT else Ready.NONE))
                 wanted = gen.send(ready or await_in_call(partial(wait_ready, socket, wanted, deadline)))
         except StopIteration as end:
             return cast("T", end.value)

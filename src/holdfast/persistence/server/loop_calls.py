@@ -12,9 +12,8 @@ run on the same thread.
 
 from __future__ import annotations
 
-import select
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import trio
 from greenlet import getcurrent, greenlet
@@ -22,8 +21,6 @@ from psycopg.waiting import Ready, Wait
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_EVENTS: Final = {Wait.R: select.POLLIN, Wait.W: select.POLLOUT, Wait.RW: select.POLLIN | select.POLLOUT}
 
 
 class LoopCall(greenlet):
@@ -61,16 +58,6 @@ def await_in_call(wait: Callable[[], Awaitable[T]]) -> T:
     assert isinstance(running, LoopCall)
     assert running.parent is not None
     return cast("T", running.parent.switch(wait))
-
-
-def ready_now(socket: int, wanted: Wait) -> Ready:
-    """Return for which of what is ``wanted`` a socket is ready now, without waiting."""
-    poll, ready = select.poll(), Ready.NONE
-    poll.register(socket, _EVENTS[wanted])
-    for _, events in poll.poll(0):
-        can_read = Ready.R if events & ~select.POLLOUT else Ready.NONE
-        ready = Ready(can_read | (Ready.W if events & select.POLLOUT else Ready.NONE))
-    return ready
 
 
 async def wait_ready(socket: int, wanted: Wait, deadline: float) -> Ready:
