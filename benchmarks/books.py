@@ -16,12 +16,11 @@ import psycopg
 
 from holdfast.http.kit.credentials import digest, mint_api_key
 from holdfast.ledger.api_keys import KeyTerms
-from holdfast.ledger.catalog.priced_input import PricedInput
+from holdfast.ledger.catalog.pricing import PricedInput
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.account import AccountState, decide_capture, decide_credit, decide_hold
 from holdfast.ledger.credit.operations import Operation
-from holdfast.ledger.ids import new_id, new_id_of_account
-from holdfast.ledger.places import place_digits, place_of
+from holdfast.ledger.ids import new_id, new_id_of_account, place_digits, place_of
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.decisions import on_wake
 from holdfast.ledger.tasks.dispatch import on_submitted

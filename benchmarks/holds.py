@@ -30,12 +30,11 @@ from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.catalog.catalog import load_catalog
-from holdfast.ledger.catalog.priced_input import PricedInput
+from holdfast.ledger.catalog.pricing import PricedInput
 from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.account import AccountState, decide_hold
-from holdfast.ledger.credit.lots import Lot, Lots
-from holdfast.ledger.credit.operations import CHAIN_START, Operation
+from holdfast.ledger.credit.operations import CHAIN_START, Lot, Lots, Operation
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.order import Seller
 from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState, accept_task

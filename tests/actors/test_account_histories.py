@@ -56,9 +56,9 @@ from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered, ConnectionLost
 from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.queries.orders import top_up_of_account
+from holdfast.persistence.server.connections import await_in_call
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.persistence.server.loop_calls import await_in_call
 from holdfast.supervision.keyed_group import KeyedLimits
 from holdfast.supervision.spec import Backoff
 from holdfast.telemetry import metrics

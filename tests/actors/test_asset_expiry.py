@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 from holdfast.actors.task.messages import DecideReview, ExpireAssets, Host, Wake
 from holdfast.actors.workers.asset_sweeper import Swept
 from holdfast.persistence.journal.units import Unit, UnitResult
-from holdfast.persistence.server.loop_calls import await_in_call
+from holdfast.persistence.server.connections import await_in_call
 
 from .asset_setup import RETENTION_S, Setup, picture, update
 

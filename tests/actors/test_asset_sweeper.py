@@ -12,11 +12,11 @@ import pytest
 import trio
 import trio.testing
 
+from holdfast.actors.runtime.refs import WorkerRef
 from holdfast.actors.task.messages import ExpireAssets, Host, RecordHosting
 from holdfast.actors.workers import asset_sweeper
 from holdfast.actors.workers.asset_sweeper import AssetSweeper, Swept
 from holdfast.actors.workers.hosting import HostingWorker
-from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.provider_update import Output

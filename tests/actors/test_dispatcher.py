@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.runtime.faults import Crashed, Unavailable
+from holdfast.actors.runtime.refs import WorkerRef
 from holdfast.actors.task.messages import SlotFreed, TaskQueued, Wake
 from holdfast.actors.workers.dispatcher import (
     FOLLOW_UP_EVERY_CHECKS,
@@ -27,7 +28,6 @@ from holdfast.actors.workers.dispatcher import (
     WAKES_AT_ONCE_MAX,
     Dispatcher,
 )
-from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.catalog.terms import Deadlines
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence.claims.processes import (

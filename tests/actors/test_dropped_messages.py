@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.workers.worker import WorkerRef
+from holdfast.actors.runtime.refs import WorkerRef
 
 
 class Notice(Command[None], frozen=True):

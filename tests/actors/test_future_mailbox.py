@@ -8,8 +8,7 @@ import trio
 from pykka._envelope import Envelope as PykkaEnvelope
 from trio.testing import wait_all_tasks_blocked
 
-from holdfast.actors.runtime.future import NotReady, TrioFuture
-from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, SystemMessage
+from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, NotReady, SystemMessage, TrioFuture
 
 
 async def test_a_future_wakes_all_waiting_tasks_and_answers_later_ones(nursery: trio.Nursery) -> None:

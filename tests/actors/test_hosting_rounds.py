@@ -11,10 +11,10 @@ import pytest
 import trio
 from tests.recorded_refs import RecordedRef
 
+from holdfast.actors.runtime.refs import WorkerRef
 from holdfast.actors.task.messages import Host, RecordHosting
 from holdfast.actors.workers import hosting
 from holdfast.actors.workers.hosting import ROUNDS_MAX, TURN_TIMEOUT_S, HostingWorker
-from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks.provider_update import Output

@@ -16,9 +16,9 @@ import trio
 import trio.testing
 from tests.recorded_refs import RecordedRef
 
+from holdfast.actors.runtime.refs import WorkerRef
 from holdfast.actors.task.messages import EventsDue, RecordAnnouncement
 from holdfast.actors.workers.outbox import MAIL_MAX, PER_ACCOUNT_MAX, PER_RECEIVER_MAX, QUICK_MAX, OutboxWorker
-from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.alerts.account_events import AnyEventKind
 from holdfast.ledger.tasks.events import PAUSES_S, DeliveryResponse, pause_after
 from holdfast.ledger.tasks.webhook_secrets import webhook_secret

@@ -8,9 +8,9 @@ import trio
 import trio.testing
 from tests.recorded_refs import RecordedRef
 
+from holdfast.actors.runtime.refs import WORKER_MAILBOX_MAX, WorkerRef
 from holdfast.actors.task.messages import CallProvider, RecordPoll, RecordSubmission
 from holdfast.actors.workers.provider_calls import CALLS_MAX, SEND_WAIT_S, ProviderCaller
-from holdfast.actors.workers.worker import WORKER_MAILBOX_MAX, WorkerRef
 from holdfast.ledger.tasks.transitions import CancelJob, PollJob
 from holdfast.providers.media.base import Accepted, Job, NotSent
 from holdfast.providers.media.health import ProviderHealth

@@ -26,7 +26,7 @@ from holdfast.actors.sign_in.messages import (
     VerifyCode,
 )
 from holdfast.ledger.clock import utc_now
-from holdfast.ledger.places import place_digits, place_of
+from holdfast.ledger.ids import place_digits, place_of
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.ledger.sign_in_codes import WRONG_TOKENS_MAX, WRONG_TOKENS_WINDOW, CodeLimits
 from holdfast.persistence.journal.journal import Journal

@@ -12,9 +12,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.actors.runtime.actor import Ending, TrioActor
 from holdfast.actors.runtime.faults import Crashed, OutcomeUnknown, StaleFence, Unavailable
-from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.journaled import Commit, JournaledActor, Reload
-from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
+from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage, TrioFuture
 from holdfast.persistence.journal.units import (
     AlreadyReplied,
     Broken,

@@ -16,8 +16,7 @@ from trio.testing import (
 )
 
 from holdfast.actors.account.messages import SignOut
-from holdfast.actors.runtime.future import AskDeadlines
-from holdfast.actors.runtime.mailbox import Envelope
+from holdfast.actors.runtime.mailbox import AskDeadlines, Envelope
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.cluster.answering import Answering

@@ -15,7 +15,7 @@ from trio.testing import (
 
 from holdfast.actors.account.messages import Recharge, RecordKeyUse, SignOut
 from holdfast.actors.runtime.faults import OutcomeUnknown, Overloaded
-from holdfast.actors.runtime.future import AskDeadlines
+from holdfast.actors.runtime.mailbox import AskDeadlines
 from holdfast.cluster import answering, codec, frames, link
 from holdfast.cluster.answering import Answering
 from holdfast.cluster.codec import ACCOUNTS, CannotEncode, LinkLost, codecs

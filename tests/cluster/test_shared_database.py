@@ -35,8 +35,7 @@ from holdfast.cluster.endpoints import MemberEndpoint, MutualTls, UnusableFile, 
 from holdfast.cluster.members import SINGLETONS, Members
 from holdfast.cluster.placed import PlacedDirectory
 from holdfast.ledger.clock import utc_now
-from holdfast.ledger.ids import new_id
-from holdfast.ledger.places import place_of
+from holdfast.ledger.ids import new_id, place_of
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.journal.changes import Changes

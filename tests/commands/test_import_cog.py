@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from holdfast.commands.cli import app
 from holdfast.ledger.catalog.catalog import Catalog, load_catalog
-from holdfast.ledger.catalog.priced_input import PricedInput
+from holdfast.ledger.catalog.pricing import PricedInput
 from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.providers.media.kinds import kind_rules
 

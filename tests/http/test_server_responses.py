@@ -9,7 +9,7 @@ import structlog
 from holdfast.http.kit.errors import row_of
 from holdfast.http.kit.responses import SERVER_CODES, server_response
 from holdfast.http.server import refusals
-from holdfast.http.server.refusals import ServerRefusal
+from holdfast.http.server.http1 import ServerRefusal
 from holdfast.telemetry.refused_requests import RefusedRequests
 from holdfast.telemetry.reports.conditions import Conditions
 from holdfast.telemetry.reports.reporter import Reporter

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.ledger.catalog.catalog import load_catalog
-from holdfast.ledger.catalog.input_files import (
+from holdfast.ledger.catalog.input_schema import (
     InputFile,
     LinkFields,
     addresses_of,
@@ -15,7 +15,7 @@ from holdfast.ledger.catalog.input_files import (
     name_files,
     with_links,
 )
-from holdfast.ledger.catalog.priced_input import PricedInput
+from holdfast.ledger.catalog.pricing import PricedInput
 from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.providers.media.kinds import kind_rules
 

@@ -24,8 +24,7 @@ from holdfast.ledger.credit.account import (
     decide_release,
     decide_reversal,
 )
-from holdfast.ledger.credit.lots import Lot, LotPart, Lots, amounts_of
-from holdfast.ledger.credit.operations import Operation, OperationKind
+from holdfast.ledger.credit.operations import Lot, LotPart, Lots, Operation, OperationKind, amounts_of
 from holdfast.ledger.refusals import Refusal
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -9,8 +9,8 @@ import trio
 
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit, UnitResult
+from holdfast.persistence.server.connections import await_in_call
 from holdfast.persistence.server.database_gate import DatabaseGate
-from holdfast.persistence.server.loop_calls import await_in_call
 
 Outcome = Exception | list[UnitResult] | bool | None
 

@@ -11,8 +11,7 @@ from holdfast.ledger.credit.account import (
     AccountState,
     decide_hold,
 )
-from holdfast.ledger.credit.lots import Lot, Lots
-from holdfast.ledger.credit.operations import Operation, OperationKind
+from holdfast.ledger.credit.operations import Lot, Lots, Operation, OperationKind
 from holdfast.persistence.audit import audit
 from holdfast.persistence.audit.audit import ACCOUNTS_MAX, QUERY_RULES, RULE_NAMES, check_accounts, run_audit
 from holdfast.persistence.server.connections import connected

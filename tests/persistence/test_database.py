@@ -25,7 +25,7 @@ from holdfast.persistence.operators.records import write_action
 from holdfast.persistence.records.credit_tables import CouponClaim, CouponRow
 from holdfast.persistence.records.operator_tables import OperatorAction
 from holdfast.persistence.server import connections
-from holdfast.persistence.server.connections import BoundedConnection, in_one_transaction
+from holdfast.persistence.server.connections import BoundedConnection, await_in_call, in_one_transaction
 from holdfast.persistence.server.database import RELEASE, STEADY_S, WORK_SIZE, Database
 from holdfast.persistence.server.database_faults import (
     DatabaseAway,
@@ -37,7 +37,6 @@ from holdfast.persistence.server.database_faults import (
     trouble_of,
 )
 from holdfast.persistence.server.database_gate import GRACE_S, TIMEOUTS_SPAN_S, DatabaseGate
-from holdfast.persistence.server.loop_calls import await_in_call
 from holdfast.telemetry import metrics
 
 UNREACHABLE = "postgresql://absent@127.0.0.1:1/nothing"

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import BigInteger, Column, LargeBinary, Text
 from sqlalchemy.dialects.postgresql import ARRAY, JSON
 
-from holdfast.persistence.journal.literals import array_literals, codec_of, copy_cells
+from holdfast.persistence.journal.statements import array_literals, codec_of, copy_cells
 
 
 @pytest.mark.parametrize(

@@ -21,15 +21,16 @@ from psycopg.waiting import Ready, Wait
 from sqlalchemy import Connection, text
 from trio.testing import wait_all_tasks_blocked
 
-from holdfast.persistence.server.connections import BoundedConnection, connect
-from holdfast.persistence.server.database import Database
-from holdfast.persistence.server.database_faults import ServerSilent
-from holdfast.persistence.server.loop_calls import (
+from holdfast.persistence.server.connections import (
+    BoundedConnection,
     LoopCall,
     await_in_call,
+    connect,
     run_on_loop,
     run_to_the_end,
 )
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database_faults import ServerSilent
 
 from .test_database import one
 

@@ -22,8 +22,8 @@ from holdfast.persistence.claims.processes import (
     renew_lease,
     this_process,
 )
+from holdfast.persistence.server.connections import await_in_call
 from holdfast.persistence.server.database import Database
-from holdfast.persistence.server.loop_calls import await_in_call
 from holdfast.persistence.server.service_clock import ServiceClock
 
 STUDIO = frozenset({"studio"})

@@ -12,10 +12,9 @@ from sqlalchemy import Connection, Double, bindparam, func, select, text
 from holdfast.persistence.queries.accounts import find_totals
 from holdfast.persistence.queries.credentials import find_api_keys, find_sessions
 from holdfast.persistence.queries.tasks import find_tasks, tasks_of_account
-from holdfast.persistence.server.connections import BoundedConnection, connected
+from holdfast.persistence.server.connections import BoundedConnection, await_in_call, connected
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import QueryTimedOut
-from holdfast.persistence.server.loop_calls import await_in_call
 from holdfast.persistence.server.repeated_queries import RepeatedQuery
 
 from .test_database import backends_ended

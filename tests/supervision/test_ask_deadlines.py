@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from holdfast.actors.runtime.faults import OutcomeUnknown
-from holdfast.actors.runtime.future import GRAIN_S, AskDeadlines, TrioFuture
+from holdfast.actors.runtime.mailbox import GRAIN_S, AskDeadlines, TrioFuture
 
 
 async def ask(deadlines: AskDeadlines, wait_s: float, ended: dict[float, float]) -> None:

@@ -10,8 +10,9 @@ import structlog
 import trio
 from trio.testing import MockClock
 
+from holdfast.actors.runtime.refs import WorkerRef
 from holdfast.actors.workers.passes import Passes, repeat
-from holdfast.actors.workers.worker import Worker, WorkerRef
+from holdfast.actors.workers.worker import Worker
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild

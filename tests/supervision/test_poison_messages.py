@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.actors.runtime.faults import Crashed, Quarantined
-from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.messages import Command, IdempotencyKey
 from holdfast.actors.workers.newest_queue import NewestQueue
 from holdfast.actors.workers.poison_writer import PoisonedMessage, PoisonWriter
 from holdfast.ledger.clock import utc_now
@@ -33,7 +33,7 @@ CIPHER = RowCipher([b"k" * 32])
 class KeyedBreak(Break, frozen=True):
     """Breaks its actor under an Idempotency-Key."""
 
-    idempotency: str = "k"
+    idempotency: IdempotencyKey = IdempotencyKey("r", "k", b"f")
 
 
 KINDS: dict[str, Any] = {each.__name__: each for each in (Say, Break, KeyedBreak, Write)}

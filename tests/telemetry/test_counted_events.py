@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.telemetry.logs.folding import EVENT_PERIODS_S, EVENTS_MAX, Folding
+from holdfast.telemetry.logs import EVENT_PERIODS_S, EVENTS_MAX, Folding
 
 PERIOD_S, COUNTED_PERIOD_S = EVENT_PERIODS_S
 

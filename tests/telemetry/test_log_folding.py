@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.telemetry.logs.folding import PERIODS_S, Folding
+from holdfast.telemetry.logs import PERIODS_S, Folding
 from holdfast.telemetry.logs.lines import Fields
 from holdfast.telemetry.repetitions import KEYS_MAX
 from holdfast.telemetry.reports.report import REPORT_KINDS

@@ -20,8 +20,7 @@ from holdfast.settings.settings import load_settings
 from holdfast.sockets.listening import CannotListen
 from holdfast.start.single_process import serve
 from holdfast.telemetry import logs
-from holdfast.telemetry.logs import configure_logging, flush_logs, log_event, scrub_secrets
-from holdfast.telemetry.logs.folding import EVENTS_MAX
+from holdfast.telemetry.logs import EVENTS_MAX, configure_logging, flush_logs, log_event, scrub_secrets
 from holdfast.telemetry.scrubbing import _Registered, register_secrets, scrub
 from holdfast.telemetry.traces import within_trace
 from holdfast.wiring.provider_registry import ProviderRegistry

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.telemetry.logs.writer import CHARS_MAX, LineWriter
+from holdfast.telemetry.logs.lines import CHARS_MAX, LineWriter
 
 READ_BYTES = 1 << 20
 

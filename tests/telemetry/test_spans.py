@@ -13,12 +13,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from holdfast.actors.runtime.actor import TrioActor
-from holdfast.actors.runtime.future import TrioFuture
-from holdfast.actors.runtime.mailbox import Envelope, Mailbox
-from holdfast.telemetry.traces import trace_header, traceparent, within_trace
+from holdfast.actors.runtime.mailbox import Envelope, Mailbox, TrioFuture
+from holdfast.telemetry.traces import record_spans, span, start_span, trace_header, traceparent, within_trace
 from holdfast.telemetry.traces.export import export_traces
 from holdfast.telemetry.traces.otel import recorder_to
-from holdfast.telemetry.traces.spans import record_spans, span, start_span
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = f"00-{TRACE_ID}-{SPAN_ID}-01"

@@ -14,8 +14,7 @@ import structlog
 import trio
 
 from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown, Overloaded
-from holdfast.actors.runtime.future import TrioFuture
-from holdfast.actors.runtime.mailbox import Envelope
+from holdfast.actors.runtime.mailbox import Envelope, TrioFuture
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TellRef
 from holdfast.cluster import frames

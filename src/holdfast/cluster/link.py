@@ -10,7 +10,7 @@ import msgspec
 import trio
 
 from holdfast.actors.runtime.faults import Overloaded
-from holdfast.actors.runtime.future import AskDeadlines, TrioFuture
+from holdfast.actors.runtime.mailbox import AskDeadlines, TrioFuture
 from holdfast.actors.runtime.messages import Command
 from holdfast.cluster import frames
 from holdfast.cluster.codec import Codec, LinkLost, NotAccepted, fault_of

@@ -18,7 +18,7 @@ from functools import partial
 import structlog
 import trio
 
-from holdfast.actors.runtime.future import AskDeadlines
+from holdfast.actors.runtime.mailbox import AskDeadlines
 from holdfast.actors.workers.heartbeat import Presence
 from holdfast.cluster.answering import Answering, LocalGroup
 from holdfast.cluster.codec import Codec

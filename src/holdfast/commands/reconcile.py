@@ -13,9 +13,9 @@ from functools import partial
 import trio
 
 from holdfast.actors.runtime.faults import AskFault, Crashed
+from holdfast.actors.runtime.refs import WorkerRef
 from holdfast.actors.task.dependencies import NewTasks
 from holdfast.actors.workers.order_checks import OrderChecks
-from holdfast.actors.workers.worker import WorkerRef
 from holdfast.cluster.codec import ACCOUNTS
 from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.journal.journal import Journal

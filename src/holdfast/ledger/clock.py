@@ -27,6 +27,11 @@ def format_time(at: datetime) -> str:
     return text[:_OFFSET] + "Z"
 
 
+def time_or_none(at: datetime | None) -> str | None:
+    """Format a time; None stays None."""
+    return None if at is None else format_time(at)
+
+
 def midnight(day: date, zone: tzinfo) -> datetime:
     """Return when a day of ``zone`` begins, in UTC; later than midnight where the clock is set forward then."""
     return datetime(day.year, day.month, day.day, tzinfo=zone).astimezone(UTC)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime
+from datetime import date
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 import msgspec
 
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import CURRENCY
 
 Amount: TypeAlias = Annotated[
@@ -42,11 +41,6 @@ class SpendingLimit(msgspec.Struct, frozen=True):
     """The credit."""
     window: LimitWindow
     """The window: a day, a week from Monday, or a month, in UTC; or `total`, which has no end."""
-
-
-def time_or_none(at: datetime | None) -> str | None:
-    """Format a time; None stays None."""
-    return None if at is None else format_time(at)
 
 
 def expected_value(kind: Any) -> str:

@@ -20,8 +20,7 @@ from typing import Final, TypeVar, cast
 import trio
 
 from holdfast.actors.runtime.faults import Deadlock, OutcomeUnknown, Overloaded, ShareExceeded, Unavailable
-from holdfast.actors.runtime.future import AskDeadlines, TrioFuture
-from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, SystemMessage
+from holdfast.actors.runtime.mailbox import AskDeadlines, Envelope, Mailbox, MailboxFull, SystemMessage, TrioFuture
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import KeyedRef, WhileDown, until_accepted
 from holdfast.ledger.refusals import Refusal

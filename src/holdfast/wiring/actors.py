@@ -25,8 +25,8 @@ from holdfast.actors.workers.poison_writer import PoisonedMessage, PoisonWriter
 from holdfast.cluster.codec import ACCOUNTS, SIGN_INS, TASKS, CannotEncode, codecs
 from holdfast.cluster.placed import PlacedDirectory
 from holdfast.ledger.clock import Now
+from holdfast.ledger.ids import place_carried_by, place_of
 from holdfast.ledger.orders.order import Seller
-from holdfast.ledger.places import place_carried_by, place_of
 from holdfast.ledger.sign_in_codes import CodeLimits
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.journal.journal import Journal, WritePath

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.refs import WorkerRef
 from holdfast.actors.task.messages import DeliveryEnded, SlotFreed, TaskQueued
 from holdfast.actors.workers.heartbeat import Presence
-from holdfast.actors.workers.worker import WorkerRef
 from holdfast.cluster.codec import DISPATCHER, OUTBOX, codecs
 from holdfast.cluster.endpoints import MemberEndpoint, MutualTls, UnusableFile, mutual_tls
 from holdfast.cluster.members import Members, reports_of, slots_of

@@ -9,12 +9,12 @@ from functools import partial
 from socket import gethostname
 
 from holdfast import __version__
-from holdfast.actors.workers.worker import WorkerRef
+from holdfast.actors.runtime.refs import WorkerRef
 from holdfast.cluster.codec import ACCOUNTS, CONTROL, SIGN_INS, TASKS
 from holdfast.cluster.members import Members
 from holdfast.cluster.placed import Controls
 from holdfast.ledger.clock import format_time, utc_now
-from holdfast.ledger.places import place_carried_by, place_of
+from holdfast.ledger.ids import place_carried_by, place_of
 from holdfast.supervision.control.actor import ControlActor, ControlledProcess, ControlRef
 from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import ProcessIdentity

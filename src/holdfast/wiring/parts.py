@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from socket import gethostname
 
 from holdfast.actors.runtime.mailbox import Mailbox
+from holdfast.actors.runtime.refs import WorkerRef
 from holdfast.actors.workers.heartbeat import Presence
 from holdfast.actors.workers.newest_queue import NewestQueue
 from holdfast.actors.workers.passes import one_pass
 from holdfast.actors.workers.poison_writer import MESSAGES_MAX, PoisonedMessage
 from holdfast.actors.workers.provider_calls import SubmitKey
 from holdfast.actors.workers.report_writer import REPORTS_MAX
-from holdfast.actors.workers.worker import WorkerRef
 from holdfast.cluster.members import Members
 from holdfast.ledger.clock import Now
 from holdfast.ledger.links import PublicUrls

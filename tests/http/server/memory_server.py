@@ -12,8 +12,8 @@ from trio.testing import lockstep_stream_pair, memory_stream_pair
 
 from holdfast.http.server.connection import Receive, Send
 from holdfast.http.server.connections import Connections
+from holdfast.http.server.http1 import Headers, ServerRefusal, refuse_in_words
 from holdfast.http.server.limits import ServerLimits
-from holdfast.http.server.refusals import Headers, ServerRefusal, refuse_in_words
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Handler: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]

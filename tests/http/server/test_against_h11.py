@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import h11
 import pytest
 
+from holdfast.http.server.http1 import RequestParser
 from holdfast.http.server.limits import ServerLimits
-from holdfast.http.server.request_parser import RequestParser
 from holdfast.sockets.connected import RECEIVE_BYTES
 
 LIMITS = ServerLimits(header_bytes_max=4096, header_count_max=50)

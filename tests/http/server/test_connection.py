@@ -12,8 +12,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.http.server.connection import Receive, Send
+from holdfast.http.server.http1 import BODY_TIMEOUT, HEAD_TIMEOUT, INTERNAL_ERROR, MALFORMED, ServerRefusal
 from holdfast.http.server.limits import BODY_STEP_BYTES, READ_AHEAD_BYTES
-from holdfast.http.server.refusals import BODY_TIMEOUT, HEAD_TIMEOUT, INTERNAL_ERROR, MALFORMED, ServerRefusal
 from holdfast.sockets.connected import RECEIVE_BYTES, ConnectedSocket
 
 from .memory_server import HOME, Scope, Server, answer, answers, echo, never, read_body, rest_of, serving
@@ -482,7 +482,7 @@ async def test_an_application_fault_closes_its_connection_only(when: str) -> Non
 async def test_a_server_fault_closes_its_connection_and_is_logged_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from holdfast.http.server.request_parser import RequestParser
+    from holdfast.http.server.http1 import RequestParser
 
     whole = RequestParser.feed
 

@@ -11,8 +11,8 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 from holdfast.http.server import connections as server_connections
 from holdfast.http.server import sources
 from holdfast.http.server.connection import Receive, Send
+from holdfast.http.server.http1 import TOO_MANY, TOO_MANY_OF_PEER
 from holdfast.http.server.limits import connections_within
-from holdfast.http.server.refusals import TOO_MANY, TOO_MANY_OF_PEER
 from holdfast.sockets.connected import ConnectedSocket
 
 from .memory_server import HOME, Scope, answer, answers, echo, never, read_body, rest_of, serving

@@ -26,7 +26,7 @@ from holdfast.actors.runtime.journaled import Commit, Turn
 from holdfast.ledger.alerts.account_events import LimitReached
 from holdfast.ledger.alerts.alerts import limit_subject
 from holdfast.ledger.api_keys import KeyTerms
-from holdfast.ledger.clock import Now
+from holdfast.ledger.clock import Now, time_or_none
 from holdfast.ledger.credit.limits import (
     BEGINNING,
     WHOLE_ACCOUNT,
@@ -37,7 +37,7 @@ from holdfast.ledger.credit.limits import (
     window_start,
 )
 from holdfast.ledger.money import format_amount
-from holdfast.ledger.public_types import LimitWindow, time_or_none
+from holdfast.ledger.public_types import LimitWindow
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.spending import new_spending
 from holdfast.persistence.records.rows import (

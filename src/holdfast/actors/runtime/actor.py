@@ -29,13 +29,11 @@ import trio
 from msgspec import Struct
 
 from holdfast.actors.runtime.faults import Crashed, EndedByOperator, OutcomeUnknown
-from holdfast.actors.runtime.future import TrioFuture
-from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
+from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage, TrioFuture
 from holdfast.actors.runtime.refs import StoppedFlag
 from holdfast.telemetry import metrics
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
-from holdfast.telemetry.traces import traceparent
-from holdfast.telemetry.traces.spans import start_span
+from holdfast.telemetry.traces import start_span, traceparent
 
 log = structlog.get_logger(__name__)
 

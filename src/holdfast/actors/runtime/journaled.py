@@ -38,8 +38,7 @@ from holdfast.persistence.records.rows import IdempotencyProbe, StoredReply
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.telemetry.logs import log_event
-from holdfast.telemetry.traces import traceparent
-from holdfast.telemetry.traces.spans import Span, start_span
+from holdfast.telemetry.traces import Span, start_span, traceparent
 
 log = structlog.get_logger(__name__)
 

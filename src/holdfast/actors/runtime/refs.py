@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, Self, TypeAlias, TypeVar
 
 import pykka
+import structlog
 import trio
 
 from holdfast.actors.runtime.faults import Quarantined, Unavailable
+from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull
 from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.refusals import Refusal
+from holdfast.telemetry import metrics
+from holdfast.telemetry.traces import traceparent
+
+log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 T = TypeVar("T")
 
+WORKER_MAILBOX_MAX = 10_000
 ASK_DEADLINE_S = 10.0
 ACCEPT_AGAIN_S = 0.2
 """How often an ask that waits is offered again."""
@@ -131,6 +138,43 @@ class KeyedRef(TrioActorRef):
     def tell(self, message: Command[object]) -> None:
         """Send a command without waiting for a reply."""
         self._directory.tell(self._key, message)
+
+
+class WorkerRef(TrioActorRef):
+    """The address of a worker, and the group of one actor that other members may send messages, but not asks.
+
+    Messages sent while it restarts wait for the next incarnation. A full mailbox drops a message: its work is also
+    in the database's rows and is found there later.
+    """
+
+    actor_inbox: Mailbox
+    is_ready = True
+
+    def __init__(self, name: str, *, mailbox_max: int = WORKER_MAILBOX_MAX) -> None:
+        super().__init__(f"urn:holdfast:workers:{name}")
+        self.name = name
+        self.on_full: Callable[[Envelope], None] | None = None
+        """Called with a message that the full mailbox dropped."""
+        self.actor_inbox = Mailbox(mailbox_max)
+
+    def ref(self, key: str) -> Self:  # noqa: ARG002 - as every group
+        """Return this address, which needs no key."""
+        return self
+
+    def accept(self, key: str, envelope: Envelope, *, fails_fast: bool = False) -> object:  # noqa: ARG002 - as every group
+        """Refuse an ask: workers send no replies."""
+        raise Unavailable(f"{self} sends no replies")
+
+    def tell(self, message: Command[object]) -> None:
+        """Send a command; workers send no replies."""
+        envelope = Envelope(message, sent_at=trio.current_time(), traceparent=traceparent.get())
+        try:
+            self.actor_inbox.put(envelope)
+        except MailboxFull:
+            metrics.DEAD_LETTERS.labels("full").inc()
+            if self.on_full is not None:
+                self.on_full(envelope)
+            log.warning("worker mailbox full", worker=self.name, message=type(message).__name__)
 
 
 class Directory(Protocol):

@@ -29,8 +29,7 @@ from holdfast.actors.sign_in.messages import (
     VerifyCode,
 )
 from holdfast.ledger.clock import Now
-from holdfast.ledger.ids import new_id
-from holdfast.ledger.places import place_digits, place_of
+from holdfast.ledger.ids import new_id, place_digits, place_of
 from holdfast.ledger.public_types import Role
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.ledger.sign_in_codes import (

@@ -28,10 +28,10 @@ import structlog
 import trio
 
 from holdfast.actors.runtime.faults import AskFault, Crashed, StaleFence
-from holdfast.actors.runtime.refs import Directory
+from holdfast.actors.runtime.refs import Directory, WorkerRef
 from holdfast.actors.task.messages import SlotFreed, TaskQueued, Wake
 from holdfast.actors.workers.passes import do_each, one_pass, repeat
-from holdfast.actors.workers.worker import Worker, WorkerRef
+from holdfast.actors.workers.worker import Worker
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.dispatch import Silence
 from holdfast.persistence.claims.processes import TAKEN_OVER_MAX, Process, take_over

@@ -17,9 +17,9 @@ import structlog
 import trio
 from structlog.contextvars import bind_contextvars
 
-from holdfast.actors.runtime.refs import Directory
+from holdfast.actors.runtime.refs import Directory, WorkerRef
 from holdfast.actors.task.messages import Host, RecordHosting
-from holdfast.actors.workers.worker import Worker, WorkerRef
+from holdfast.actors.workers.worker import Worker
 from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
@@ -39,7 +39,7 @@ from holdfast.providers.outbound.guarded import GuardedClient, Origin
 from holdfast.providers.storage.base import AssetStore
 from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES
 from holdfast.telemetry.reports.conditions import TakeOutcome
-from holdfast.telemetry.traces.spans import span
+from holdfast.telemetry.traces import span
 
 log = structlog.get_logger(__name__)
 

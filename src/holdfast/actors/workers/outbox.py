@@ -24,10 +24,10 @@ import structlog
 import trio
 from structlog.contextvars import bind_contextvars
 
-from holdfast.actors.runtime.refs import Directory, TellRef
+from holdfast.actors.runtime.refs import Directory, TellRef, WorkerRef
 from holdfast.actors.task.messages import DeliveryEnded, EventsDue, RecordAnnouncement
 from holdfast.actors.workers.passes import one_pass
-from holdfast.actors.workers.worker import Worker, WorkerRef
+from holdfast.actors.workers.worker import Worker
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.events import ASSETS_READY, DeliveryResponse, DeliveryState, after_attempt
 from holdfast.ledger.tasks.webhook_secrets import signing_at, webhook_secret

@@ -15,9 +15,9 @@ import structlog
 import trio
 from structlog.contextvars import bind_contextvars
 
-from holdfast.actors.runtime.refs import Directory
+from holdfast.actors.runtime.refs import WORKER_MAILBOX_MAX, Directory, WorkerRef
 from holdfast.actors.task.messages import CallProvider, RecordCancel, RecordPoll, RecordSubmission
-from holdfast.actors.workers.worker import WORKER_MAILBOX_MAX, Worker, WorkerRef
+from holdfast.actors.workers.worker import Worker
 from holdfast.ledger.tasks.transitions import CancelJob, PollJob
 from holdfast.providers.media.base import Ambiguous, Job, JobCallFault, MediaProvider, NotSent, Submission
 from holdfast.providers.media.client import CONNECTIONS_MAX_COUNT

@@ -4,7 +4,7 @@ A session token is ``hst_`` and 43 base64url characters. An API key is ``hk_live
 characters and six more that are the CRC32 of all before them: a mistyped or invented key is refused without a read.
 The database has only the SHA-256 of both; with this much entropy a plain hash is enough.
 
-Both carry their account's place (:mod:`holdfast.ledger.places`), by which a load balancer may choose a process: a
+Both carry their account's place (:mod:`holdfast.ledger.ids`), by which a load balancer may choose a process: a
 session token as its first three characters after ``hst_``, an API key as the last three before the CRC32.
 """
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
-from holdfast.ledger.places import PLACE_DIGITS, place_digits, place_of
+from holdfast.ledger.ids import PLACE_DIGITS, place_digits, place_of
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.persistence.queries.credentials import SessionRecord
 from holdfast.persistence.records.rows import ApiKeyRecord

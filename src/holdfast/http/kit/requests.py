@@ -43,8 +43,15 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.sansio.request import Request as SansIORequest
 
 from holdfast.ledger.ids import new_id
-from holdfast.telemetry.traces import HEADER, new_traceparent, read_traceparent, request_id, traceparent
-from holdfast.telemetry.traces.spans import Span, start_span
+from holdfast.telemetry.traces import (
+    HEADER,
+    Span,
+    new_traceparent,
+    read_traceparent,
+    request_id,
+    start_span,
+    traceparent,
+)
 
 _NO_HEADERS: Final = Headers()
 

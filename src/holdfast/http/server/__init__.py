@@ -8,12 +8,10 @@ Beyond ASGI, it cancels the application's call if the client disconnects before 
 response starts before the body has come, it discards the rest for ``rest_of_body_s``. The extension
 ``holdfast.cancels`` of a request's scope says so to the application, which then need not await ``http.disconnect``.
 
-- :mod:`.limits`          every bound, in one frozen object, and the limit of open files
-- :mod:`.request_parser`  bytes to requests, and refusals of invalid requests
-- :mod:`.response_framing` status line, headers, length or chunks
-- :mod:`.refusals`        the responses that the server itself gives
-- :mod:`.sources`         clients behind proxies: what each has in progress
-- :mod:`.connection`      one connection: a task that reads, a task that responds, requests as ASGI scopes
-- :mod:`.connections`     all open connections: their limit, their deadlines, the stop
-- :mod:`.listener`        the accept loop of one listening socket
+- :mod:`.limits`       every bound, in one frozen object, and the limit of open files
+- :mod:`.http1`        bytes to requests, responses to bytes, and the responses that the server itself gives
+- :mod:`.sources`      clients behind proxies: what each has in progress
+- :mod:`.connection`   one connection: a task that reads, a task that responds, requests as ASGI scopes
+- :mod:`.connections`  all open connections: their limit, their deadlines, the stop
+- :mod:`.listener`     the accept loop of one listening socket
 """

@@ -20,6 +20,19 @@ from urllib.parse import unquote
 
 import trio
 
+from holdfast.http.server.http1 import (
+    BODY_TIMEOUT,
+    CONTINUE,
+    HEAD_TIMEOUT,
+    INTERNAL_ERROR,
+    Headers,
+    ParsedRequest,
+    Refuse,
+    RequestParser,
+    ResponseFraming,
+    ServerRefusal,
+    refusal_bytes,
+)
 from holdfast.http.server.limits import (
     BODY_STEP_BYTES,
     PIPELINED_MAX,
@@ -28,17 +41,6 @@ from holdfast.http.server.limits import (
     SEND_BYTES,
     ServerLimits,
 )
-from holdfast.http.server.refusals import (
-    BODY_TIMEOUT,
-    HEAD_TIMEOUT,
-    INTERNAL_ERROR,
-    Headers,
-    Refuse,
-    ServerRefusal,
-    refusal_bytes,
-)
-from holdfast.http.server.request_parser import ParsedRequest, RequestParser
-from holdfast.http.server.response_framing import CONTINUE, ResponseFraming
 from holdfast.http.server.sources import Source, Sources
 from holdfast.sockets.connected import RECEIVE_BYTES, ConnectedSocket
 from holdfast.telemetry import metrics

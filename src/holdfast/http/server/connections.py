@@ -9,19 +9,19 @@ import structlog
 import trio
 
 from holdfast.http.server.connection import Address, AsgiApp, LogFault, ServerConnection
-from holdfast.http.server.limits import (
-    REFUSED_AT_ONCE_MAX,
-    STALLED_S,
-    SWEEP_INTERVAL_S,
-    ServerLimits,
-)
-from holdfast.http.server.refusals import (
+from holdfast.http.server.http1 import (
     TOO_MANY,
     TOO_MANY_OF_PEER,
     Refuse,
     ServerRefusal,
     refusal_bytes,
     refuse_in_words,
+)
+from holdfast.http.server.limits import (
+    REFUSED_AT_ONCE_MAX,
+    STALLED_S,
+    SWEEP_INTERVAL_S,
+    ServerLimits,
 )
 from holdfast.http.server.sources import OriginOf, Sources
 from holdfast.sockets.connected import ConnectedSocket

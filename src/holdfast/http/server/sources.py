@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from holdfast.http.server.http1 import TOO_MANY_OF_PEER, ParsedRequest, ServerRefusal
 from holdfast.http.server.limits import BYTES_PER_PEER_MAX, READ_AHEAD_BYTES, ServerLimits
-from holdfast.http.server.refusals import TOO_MANY_OF_PEER, ServerRefusal
-from holdfast.http.server.request_parser import ParsedRequest
 
 OriginOf: TypeAlias = Callable[[str, Sequence[tuple[bytes, bytes]]], str | None]
 """The origin of a request by its peer and headers; None if the peer is no proxy or reports no client."""

@@ -26,7 +26,7 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.values import invalid_parameter, shown
 from holdfast.http.schemas.common import credit_path
 from holdfast.http.schemas.tasks import CreateTaskRequest
-from holdfast.ledger.catalog.priced_input import PricedInput
+from holdfast.ledger.catalog.pricing import PricedInput
 from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.catalog.seals import SealedQuote, quote_matches, unseal_quote
 from holdfast.ledger.ids import is_id, new_id

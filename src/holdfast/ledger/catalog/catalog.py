@@ -31,8 +31,7 @@ from holdfast.ledger.catalog.entries import (
     read_provider,
 )
 from holdfast.ledger.catalog.models import CatalogTable, Model, ProviderConfig, epoch_s
-from holdfast.ledger.catalog.priced_input import price_input
-from holdfast.ledger.catalog.pricing import price_gaps
+from holdfast.ledger.catalog.pricing import price_gaps, price_input
 from holdfast.ledger.catalog.tables import read_fields
 from holdfast.ledger.catalog.terms import Terms
 from holdfast.ledger.money import CURRENCY

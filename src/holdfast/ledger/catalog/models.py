@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from holdfast.ledger.catalog.input_files import LinkFields
-from holdfast.ledger.catalog.input_schema import InputSchema
+from holdfast.ledger.catalog.input_schema import InputSchema, LinkFields
 from holdfast.ledger.catalog.metering import Meter, UnitFields
 from holdfast.ledger.catalog.tables import Text
 from holdfast.ledger.catalog.terms import Deadlines, Hosting, OnMismatch, PricingMode, Rate

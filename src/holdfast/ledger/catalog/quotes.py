@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.catalog.models import Model
-from holdfast.ledger.catalog.priced_input import PricedInput, price_input
+from holdfast.ledger.catalog.pricing import PricedInput, price_input
 from holdfast.ledger.refusals import Refusal
 
 MODEL_ID_CHARS_SHOWN_MAX = 80

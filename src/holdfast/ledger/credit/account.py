@@ -14,7 +14,6 @@ from typing import Final, TypedDict, Unpack
 
 import msgspec
 
-from holdfast.ledger.credit.lots import Lot, LotPart, Lots, parts_of
 from holdfast.ledger.credit.operations import (
     ADJUSTMENTS,
     AVAILABLE,
@@ -24,12 +23,16 @@ from holdfast.ledger.credit.operations import (
     PROMOTIONS,
     REVENUE,
     SETTLING,
+    Lot,
+    LotPart,
+    Lots,
     LotSource,
     NewLot,
     Operation,
     OperationKind,
     Posting,
     cash_account,
+    parts_of,
 )
 from holdfast.ledger.money import AMOUNT_MICRO_MAX, format_amount
 from holdfast.ledger.refusals import Refusal

@@ -6,10 +6,10 @@ from datetime import datetime
 
 import msgspec
 
-from holdfast.ledger.clock import format_time
+from holdfast.ledger.clock import format_time, time_or_none
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.money import format_amount
-from holdfast.ledger.public_types import Amount, TaskId, Time, time_or_none
+from holdfast.ledger.public_types import Amount, TaskId, Time
 from holdfast.ledger.tasks.task import (
     AssetsReadyState,
     EventKind,

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.ledger.catalog.input_files import InputFile
+from holdfast.ledger.catalog.input_schema import InputFile
 from holdfast.ledger.catalog.terms import Terms
 from holdfast.ledger.tasks.provider_update import Output, ReportedUsage
 

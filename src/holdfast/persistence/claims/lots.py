@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, text
 
-from holdfast.ledger.credit.lots import NOTICES_DAYS
+from holdfast.ledger.credit.operations import NOTICES_DAYS
 
 _DUE = text(
     # An account may have thousands of lots, so its used ones are read once: of the others nothing is reserved.

@@ -33,8 +33,8 @@ from holdfast.persistence.journal.units import (
     Unknown,
 )
 from holdfast.persistence.journal.writer import CommitUnanswered, ConnectionLost
+from holdfast.persistence.server.connections import run_to_the_end
 from holdfast.persistence.server.database_gate import DatabaseGate
-from holdfast.persistence.server.loop_calls import run_to_the_end
 from holdfast.telemetry import metrics
 
 log = structlog.get_logger(__name__)

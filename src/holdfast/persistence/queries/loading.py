@@ -12,8 +12,7 @@ from holdfast.ledger.alerts.alerts import Alerts
 from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.credit.account import AccountState
 from holdfast.ledger.credit.limits import AccountSpending
-from holdfast.ledger.credit.lots import Lot, LotPart, Lots
-from holdfast.ledger.credit.operations import LotKind, LotSource
+from holdfast.ledger.credit.operations import Lot, LotKind, LotPart, Lots, LotSource
 from holdfast.ledger.orders.top_ups import AutoTopUp
 from holdfast.ledger.public_types import Role
 from holdfast.ledger.tasks.task import Task

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, Unpack
 import msgspec
 from sqlalchemy import Connection, select
 
-from holdfast.ledger.credit.lots import LotAmounts, LotPart, amounts_of
-from holdfast.ledger.credit.operations import LotKind, LotSource
+from holdfast.ledger.credit.operations import LotAmounts, LotKind, LotPart, LotSource, amounts_of
 from holdfast.persistence.queries.paging import PageOptions, page
 from holdfast.persistence.records.credit_tables import CouponRow
 from holdfast.persistence.records.tables import accounts, coupons, credit_lots

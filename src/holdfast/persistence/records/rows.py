@@ -33,8 +33,8 @@ class JournaledRow(msgspec.Struct, frozen=True, tag=True):
 class AccountHead(JournaledRow, frozen=True):
     """An account's version and totals after a unit of work; the fence of every account unit.
 
-    ``lots`` are the amounts of its open lots, as :meth:`holdfast.ledger.credit.lots.Lots.encoded` returns them.
-    Those of a lone lot follow from the totals, so that an operation on it changes nothing there.
+    ``lots`` are the amounts of its open lots, as :meth:`~holdfast.ledger.credit.operations.Lots.encoded` returns
+    them. Those of a lone lot follow from the totals, so that an operation on it changes nothing there.
     """
 
     id: str

@@ -1,25 +1,33 @@
-"""Connections on which every wait for the server has a time limit.
+"""Connections on which every wait for the server has a time limit, and calls that wait on trio's own thread.
 
 The server limits each statement by its own timeouts. They do not help when its processes are stopped or its host is
 unreachable, and TCP's keep-alive detects neither through a Unix socket or on loopback. So the client limits each
 wait for a response too; when the limit is reached, the connection is closed and the call returns.
+
+While a call waits for the database, the loop runs other tasks. With a thread for each call, the thread is woken,
+and then the loop, and both contend for the interpreter: for a short query that takes longer than the query itself.
+So a call runs in a greenlet (:func:`run_on_loop`). It stays ordinary blocking code, of ours, of psycopg and of
+SQLAlchemy; only :meth:`BoundedConnection.wait`, through which every exchange with the server goes, leaves the
+greenlet while it waits. Such a call must not wait for anything else, and must not hold a lock while it waits that
+another one may want: both run on the same thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import select
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from datetime import datetime
 from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
 import psycopg
 import sqlalchemy
 import structlog
 import trio
-from greenlet import getcurrent
+from greenlet import getcurrent, greenlet
 from psycopg import errors
 from psycopg.waiting import Ready, Wait
 from sqlalchemy import Connection, Engine
@@ -35,11 +43,11 @@ from holdfast.persistence.server.database_faults import (
     reason_of,
     trouble_of,
 )
-from holdfast.persistence.server.loop_calls import LoopCall, await_in_call, wait_ready
 from holdfast.persistence.server.revisions import schema_of
 
 log = structlog.get_logger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 EngineUse: TypeAlias = Literal["reads", "single_statements", "transactions"]
@@ -101,6 +109,70 @@ _LOCK_ALL = "lock table {} in row exclusive mode"
 """The lock that a write takes. It conflicts only with sessions that block readers or writers."""
 
 
+_EVENTS: Final = {Wait.R: select.POLLIN, Wait.W: select.POLLOUT, Wait.RW: select.POLLIN | select.POLLOUT}
+
+
+class LoopCall(greenlet):
+    """A call that :func:`run_on_loop` runs. Its code finds itself as ``greenlet.getcurrent()``."""
+
+
+async def run_on_loop(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run ``call`` on this thread, and await for it what it passes to :func:`await_in_call`.
+
+    It begins at once. What is raised while it awaits, a cancellation too, is raised in it where it awaits.
+    """
+    running = LoopCall(call)
+    running.gr_context = getcurrent().gr_context
+    asked: Any = running.switch(*args, **kwargs)
+    while not running.dead:
+        try:
+            answer = await asked()
+        except BaseException as exc:
+            asked = running.throw(exc)
+        else:
+            asked = running.switch(answer)
+    return cast("T", asked)
+
+
+async def run_to_the_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run ``call`` as :func:`run_on_loop` does, also if the caller is cancelled meanwhile."""
+    with trio.CancelScope(shield=True):
+        result = await run_on_loop(call, *args, **kwargs)
+    return result  # noqa: RET504 - for mypy, the scope may end without a result
+
+
+def await_in_call(wait: Callable[[], Awaitable[T]]) -> T:
+    """Have :func:`run_on_loop`, which runs this code, await ``wait()``; return its result, or raise as it does."""
+    running = getcurrent()
+    assert isinstance(running, LoopCall)
+    assert running.parent is not None
+    return cast("T", running.parent.switch(wait))
+
+
+async def _wait_ready(socket: int, wanted: Wait, deadline: float) -> Ready:
+    """Wait until a socket is ready, and return for what. Raises ``TimeoutError`` at ``deadline`` (trio's clock)."""
+    waits = {Ready.R: trio.lowlevel.wait_readable, Ready.W: trio.lowlevel.wait_writable}
+    found = Ready.NONE
+
+    async def wait(state: Ready) -> None:
+        nonlocal found
+        await waits[state](socket)
+        found = Ready(found | state)
+        nursery.cancel_scope.cancel()
+
+    with trio.move_on_at(deadline):
+        if wanted == Wait.R:
+            await trio.lowlevel.wait_readable(socket)
+            return Ready.R
+        async with trio.open_nursery() as nursery:
+            for state in waits:
+                if wanted & state:
+                    nursery.start_soon(wait, state)
+    if not found:
+        raise TimeoutError
+    return found
+
+
 class BoundedConnection(psycopg.Connection[Any]):
     """A connection whose every wait for the server ends after ``answer_s``, in :class:`ServerSilent`."""
 
@@ -131,7 +203,7 @@ class BoundedConnection(psycopg.Connection[Any]):
                     for _, events in poll.poll(0):
                         can_read = Ready.R if events & ~select.POLLOUT else Ready.NONE
                         ready = Ready(can_read | (Ready.W if events & select.POLLOUT else Ready.NONE))
-                wanted = gen.send(ready or await_in_call(partial(wait_ready, socket, wanted, deadline)))
+                wanted = gen.send(ready or await_in_call(partial(_wait_ready, socket, wanted, deadline)))
         except StopIteration as end:
             return cast("T", end.value)
         except (errors._WaitTimeout, TimeoutError, trio.Cancelled, BaseExceptionGroup) as exc:

@@ -4,7 +4,7 @@ Reads go through :meth:`Database.read`. Writes go through the journal, on the co
 :meth:`Database.connect_writer` opens; :meth:`Database.record` is for what requests write without the journal,
 :meth:`Database.work` for sweeps, :meth:`Database.renew` for this process's lease, :meth:`Database.scan` for reads
 that may take long and that nothing waits for. All but scans run on trio's thread, where they must be short: see
-:mod:`~holdfast.persistence.server.loop_calls`.
+:mod:`~holdfast.persistence.server.connections`.
 
 A database that is gone or slow closes the :class:`DatabaseGate` for all callers at once, so they fail fast while
 the watcher probes. A single slow query fails its own caller and leaves the gate open, but starts a probe.
@@ -25,11 +25,18 @@ import psycopg
 import trio
 from sqlalchemy import Connection, Engine, Pool
 
-from holdfast.persistence.server.connections import SilentClients, connect_writer, make_engine, off_the_loop, probe
+from holdfast.persistence.server.connections import (
+    SilentClients,
+    connect_writer,
+    make_engine,
+    off_the_loop,
+    probe,
+    run_on_loop,
+    run_to_the_end,
+)
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut, reason_of, trouble_of
 from holdfast.persistence.server.database_gate import DatabaseGate
 from holdfast.persistence.server.embedded import EmbeddedPostgres
-from holdfast.persistence.server.loop_calls import run_on_loop, run_to_the_end
 from holdfast.persistence.server.postmaster import EmbeddedFault
 from holdfast.persistence.server.revisions import installed_revisions
 from holdfast.telemetry import metrics

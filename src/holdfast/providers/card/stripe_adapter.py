@@ -51,8 +51,7 @@ from holdfast.providers.card.objects import (
 )
 from holdfast.providers.outbound.connection_pool import BodyTooLarge, parse_retry_after, tls_context
 from holdfast.telemetry.reports.conditions import TakeOutcome, ignore_outcome
-from holdfast.telemetry.traces import trace_header
-from holdfast.telemetry.traces.spans import span
+from holdfast.telemetry.traces import span, trace_header
 
 ANSWER_MAX_BYTES = 8 * 1024 * 1024
 CONNECTIONS_MAX_COUNT = 32

@@ -29,8 +29,7 @@ from holdfast.providers.outbound.connection_pool import (
 from holdfast.providers.outbound.urls import parse_url
 from holdfast.telemetry import metrics
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
-from holdfast.telemetry.traces import trace_header
-from holdfast.telemetry.traces.spans import span
+from holdfast.telemetry.traces import span, trace_header
 
 ANSWER_MAX_BYTES = 16 * 1024 * 1024
 RETRY_AFTER_MAX_S = 3600

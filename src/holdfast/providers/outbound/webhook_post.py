@@ -16,8 +16,7 @@ from holdfast.ledger.tasks.events import DeliveryResponse
 from holdfast.providers.outbound.connection_pool import parse_retry_after
 from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Unreachable
 from holdfast.providers.outbound.urls import is_public_url
-from holdfast.telemetry.traces import trace_header
-from holdfast.telemetry.traces.spans import span
+from holdfast.telemetry.traces import span, trace_header
 
 URL_MAX_CHARS: Final = 1024
 

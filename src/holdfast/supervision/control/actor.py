@@ -16,11 +16,10 @@ import trio
 from msgspec.structs import asdict, replace
 
 from holdfast.actors.runtime.faults import Crashed, OutcomeUnknown, Overloaded
-from holdfast.actors.runtime.future import AskDeadlines, TrioFuture
-from holdfast.actors.runtime.mailbox import Envelope, MailboxFull
+from holdfast.actors.runtime.mailbox import AskDeadlines, Envelope, MailboxFull, TrioFuture
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.runtime.refs import ASK_DEADLINE_S, WhileDown
-from holdfast.actors.workers.worker import Worker, WorkerRef
+from holdfast.actors.runtime.refs import ASK_DEADLINE_S, WhileDown, WorkerRef
+from holdfast.actors.workers.worker import Worker
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.claims.processes import MemberState

@@ -26,7 +26,7 @@ from opentelemetry.trace import Span as OtelSpan
 from opentelemetry.trace import SpanKind as OtelKind
 
 from holdfast import __version__
-from holdfast.telemetry.traces.spans import Attributes, SpanKind, record_spans
+from holdfast.telemetry.traces import Attributes, SpanKind, record_spans
 
 CLOSE_S: Final = 2.0
 """How long the end of the process waits for the last spans to be exported."""

@@ -18,7 +18,7 @@ from holdfast.http.schemas.operators import Reason
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.catalog.input_schema import least_input
 from holdfast.ledger.catalog.models import Model
-from holdfast.ledger.catalog.priced_input import PricedInput
+from holdfast.ledger.catalog.pricing import PricedInput
 from holdfast.ledger.catalog.quotes import model_not_found, quote_input
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount

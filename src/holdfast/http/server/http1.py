@@ -1,4 +1,4 @@
-"""Parsing of bytes into requests, and the checks of their heads.
+"""HTTP/1.1 as bytes: requests parsed and their heads checked, responses framed, and the server's own refusals.
 
 llhttp is strict by default: no bare LF, no folded headers, no Content-Length beside Transfer-Encoding, no second
 Content-Length. This module also refuses what RFC 9112 requires a server to refuse, or this server does not
@@ -8,23 +8,58 @@ than 1.0 and 1.1. An offer to upgrade is ignored, as RFC 9110 (7.8) allows.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from typing import Final
+from collections.abc import Callable, Iterable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Final, NamedTuple, TypeAlias
 
 import httptools
 
 from holdfast.http.server.limits import CHUNK_OVERHEAD_BYTES_MAX, PIPELINED_MAX, ServerLimits
-from holdfast.http.server.refusals import (
-    CHUNKS,
-    CODING,
-    HEADERS_TOO_LARGE,
-    MALFORMED,
-    NO_HOST,
-    NO_PATH,
-    VERSION,
-    Headers,
-    ServerRefusal,
-)
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+
+class ServerRefusal(NamedTuple):
+    """Why a request is not served: the status of the response, and a sentence for people."""
+
+    status: int
+    message: str
+
+
+MALFORMED: Final = ServerRefusal(400, "The request could not be understood.")
+NO_HOST: Final = ServerRefusal(400, "The request must have exactly one Host header.")
+NO_PATH: Final = ServerRefusal(400, "The request's target must be a path.")
+CHUNKS: Final = ServerRefusal(400, "The chunked body has too much overhead.")
+HEAD_TIMEOUT: Final = ServerRefusal(408, "The request was not received in time.")
+BODY_TIMEOUT: Final = ServerRefusal(408, "The body was not received in time.")
+TOO_MANY_OF_PEER: Final = ServerRefusal(429, "Too many connections or requests are open from this address.")
+HEADERS_TOO_LARGE: Final = ServerRefusal(431, "The headers are too large.")
+INTERNAL_ERROR: Final = ServerRefusal(500, "An internal error occurred.")
+CODING: Final = ServerRefusal(501, "The only supported transfer coding is chunked.")
+TOO_MANY: Final = ServerRefusal(503, "Too many connections are open; try again later.")
+VERSION: Final = ServerRefusal(505, "The supported HTTP versions are 1.1 and 1.0.")
+
+Refuse: TypeAlias = Callable[[ServerRefusal, str], tuple[Headers, bytes]]
+"""Returns the headers, without the length, and the body of a response.
+
+It is called once for each response, with the origin of the request as limits count it.
+"""
+
+
+def refuse_in_words(refusal: ServerRefusal, _origin: str) -> tuple[Headers, bytes]:
+    """Return a response of plain text."""
+    return [(b"content-type", b"text/plain; charset=utf-8")], refusal.message.encode() + b"\n"
+
+
+def refusal_bytes(status: int, headers: Headers, body: bytes) -> bytes:
+    """Return a complete response that closes the connection."""
+    framing = ResponseFraming(close=True)
+    framing.start(status, [*headers, (b"content-length", b"%d" % len(body))])
+    return b"".join(framing.frame(body, more=False, method="GET", version="1.1"))
+
 
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 
@@ -304,3 +339,103 @@ def refusal_of_head(request: ParsedRequest) -> ServerRefusal | None:
     if hosts > 1 or (hosts == 0 and request.version == "1.1"):
         return NO_HOST
     return None
+
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_STATUS_LINES: Final = {
+    status.value: b"HTTP/1.1 %d %s" % (status.value, status.phrase.encode()) for status in HTTPStatus
+}
+_BODILESS: Final = frozenset({204, 304})
+"""Statuses whose responses have no body, and here no length either."""
+
+
+class BadResponse(Exception):
+    """The application's response is not valid: a bug of the application."""
+
+
+class ResponseFraming:
+    """Encodes one response of the application.
+
+    With ``close`` the connection ends after the response; it may be set until the head is encoded.
+    """
+
+    __slots__ = ("_chunked", "_head", "_left_bytes", "_silent", "close", "is_complete", "is_started")
+
+    def __init__(self, *, close: bool) -> None:
+        self.close = close
+        self.is_started = False
+        self.is_complete = False
+        self._head: tuple[int, Iterable[tuple[bytes, bytes]]] | None = None
+        self._chunked = False
+        self._silent = False
+        self._left_bytes: int | None = None
+
+    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Store the head until the first part of the body, so that both are sent together."""
+        if self._head is not None:
+            raise BadResponse("the response was started twice")
+        self._head = status, headers
+
+    def frame(self, body: bytes, *, more: bool, method: str, version: str) -> tuple[bytes, bytes]:
+        """Return the next bytes to send, in two parts so that a large body is not copied.
+
+        Raises :class:`BadResponse` if the response would not be valid.
+        """
+        if self._head is None or self.is_complete:
+            raise BadResponse("a part of a body outside of a response")
+        out = b"" if self.is_started else self._make_head(method, version)
+        if self._left_bytes is not None:
+            self._left_bytes -= len(body)
+            if self._left_bytes < 0 or (not more and self._left_bytes > 0):
+                raise BadResponse("the body's length differs from Content-Length")
+        self.is_complete = not more
+        if self._silent:
+            return out, b""
+        if not self._chunked:
+            return out, body
+        framed = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+        return out, framed if more else framed + b"0\r\n\r\n"
+
+    def _make_head(self, method: str, version: str) -> bytes:
+        assert self._head is not None
+        status, headers = self._head
+        parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status]
+        length: int | None = None
+        for name, value in headers:
+            if name == b"content-length":
+                if status in _BODILESS:
+                    continue
+                length = int(value)
+            elif name == b"connection":
+                self.close = self.close or value.lower() == b"close"
+                continue
+            parts.append(name + b": " + value)
+        self._silent = method == "HEAD" or status in _BODILESS
+        if not self._silent:
+            self._left_bytes = length
+            if length is None:
+                # Without a length the body is chunked, or for HTTP/1.0 ends with the connection.
+                self._chunked = version == "1.1"
+                self.close = self.close or not self._chunked
+                if self._chunked:
+                    parts.append(b"transfer-encoding: chunked")
+        parts.append(date_header())
+        if self.close:
+            parts.append(b"connection: close")
+        head = b"\r\n".join(parts)
+        if not head.count(b"\r") == head.count(b"\n") == len(parts) - 1 or b"\0" in head:
+            raise BadResponse("a line break in a header")
+        self.is_started = True
+        return head + b"\r\n\r\n"
+
+
+_date = (0, b"")
+
+
+def date_header() -> bytes:
+    """Return the Date header, cached for a second."""
+    global _date  # noqa: PLW0603 - a cache of one line
+    now = int(time.time())
+    if _date[0] != now:
+        _date = now, b"date: %b" % formatdate(now, usegmt=True).encode()
+    return _date[1]
