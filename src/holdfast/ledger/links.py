@@ -24,7 +24,9 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicUrls:
-    """Absolute URLs of this service. ``base`` is configured, never taken from a request.
+    """Absolute URLs of this service: ``base``, without a slash at its end, and a path.
+
+    The base is configured, never taken from a request.
 
     The first of ``link_keys`` signs links to stored outputs and files, and each opens them; a link works for
     ``link_ttl_s``.
@@ -34,10 +36,6 @@ class PublicUrls:
     link_keys: tuple[bytes, ...] = field(repr=False)
     link_ttl_s: int
 
-    def url(self, path: str) -> str:
-        """Return the URL of a path."""
-        return self.base.rstrip("/") + path
-
     def link_expiry(self, now: datetime, expires_at: datetime | None) -> datetime:
         """Return when a link made at ``now`` stops working: never after the file's own expiry."""
         link_end = now + timedelta(seconds=self.link_ttl_s)
@@ -45,16 +43,16 @@ class PublicUrls:
 
     def asset_url(self, asset_id: str, expires_at: datetime) -> str:
         """Return a signed link to a stored output."""
-        return self.url(f"/v2/assets/{asset_id}?{sign_link(asset_id, expires_at, self.link_keys[0])}")
+        return f"{self.base}/v2/assets/{asset_id}?{sign_link(asset_id, expires_at, self.link_keys[0])}"
 
     def file_url(self, file_id: str, expires_at: datetime) -> str:
         """Return a signed link to an uploaded file."""
-        return self.url(f"/v2/files/{file_id}/content?{sign_link(file_id, expires_at, self.link_keys[0])}")
+        return f"{self.base}/v2/files/{file_id}/content?{sign_link(file_id, expires_at, self.link_keys[0])}"
 
     def unsubscribe_url(self, account_id: str) -> str:
         """Return the link that ends an account's mail. It does not expire, as mail does not."""
         sig = _unsubscribe_digest(account_id, self.link_keys[0])
-        return self.url(f"{UNSUBSCRIBE_PATH}?account_id={account_id}&sig={sig}")
+        return f"{self.base}{UNSUBSCRIBE_PATH}?account_id={account_id}&sig={sig}"
 
     def is_unsubscribe_link(self, account_id: str, sig: str) -> bool:
         """Whether ``sig`` is that of an account's :meth:`unsubscribe_url`."""

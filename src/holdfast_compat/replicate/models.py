@@ -116,7 +116,7 @@ def _model_of_path(call: Call) -> Model | None:
 def _model_body(urls: PublicUrls, model: Model) -> ReplicateModel:
     owner, _, name = model.id.partition("/")
     return ReplicateModel(
-        url=urls.url(f"{BASE}/models/{model.id}"),
+        url=f"{urls.base}{BASE}/models/{model.id}",
         owner=owner,
         name=name,
         description=model.description,

@@ -336,7 +336,7 @@ def _stream_link(call: Call, request_id: str, now: datetime) -> str:
     urls = call.deps.urls
     key = base64.urlsafe_b64encode(call.bearer.sha256).decode().rstrip("=")
     query = sign_link(_streamed(request_id, key), urls.link_expiry(now, None), urls.link_keys[0])
-    return urls.url(f"{BASE}/predictions/{request_id}/stream?key={key}&{query}")
+    return f"{urls.base}{BASE}/predictions/{request_id}/stream?key={key}&{query}"
 
 
 def _streamed(request_id: str, key: str) -> str:

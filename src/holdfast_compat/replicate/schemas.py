@@ -148,7 +148,7 @@ def with_next_address(call: Call, page: Outcome) -> Outcome:
     if not isinstance(page, ListBody) or page.next_cursor is None:
         return page
     limit = "".join(f"&limit={each}" for each in call.query().get("limit", ()))
-    address = call.deps.urls.url(f"{call.route.path}?cursor={page.next_cursor}{limit}")
+    address = f"{call.deps.urls.base}{call.route.path}?cursor={page.next_cursor}{limit}"
     return msgspec.structs.replace(page, next_cursor=address)
 
 
@@ -184,7 +184,7 @@ def prediction_urls(
     urls: PublicUrls, request_id: str, stream: str | msgspec.UnsetType = msgspec.UNSET
 ) -> PredictionUrls:
     """Return the addresses of a prediction."""
-    get = urls.url(f"{BASE}/predictions/{request_id}")
+    get = f"{urls.base}{BASE}/predictions/{request_id}"
     return PredictionUrls(get=get, cancel=f"{get}/cancel", stream=stream)
 
 
@@ -262,7 +262,7 @@ def replicate_file(urls: PublicUrls, file: FileRow) -> ReplicateFile:
         etag=file.sha256,
         checksums={"sha256": file.sha256},
         metadata={},
-        urls={"get": urls.url(f"{BASE}/files/{file.file_id}")},
+        urls={"get": f"{urls.base}{BASE}/files/{file.file_id}"},
     )
 
 

@@ -136,7 +136,7 @@ async def docs(call: Call) -> Outcome:
 )
 async def docs_folder(call: Call) -> Outcome:
     """The page's own links would not work at this address."""
-    return Response(b"", status=308, headers={"Location": call.deps.urls.url("/docs")}, content_type="text/plain")
+    return Response(b"", status=308, headers={"Location": f"{call.deps.urls.base}/docs"}, content_type="text/plain")
 
 
 @route(

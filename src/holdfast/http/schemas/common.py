@@ -316,7 +316,7 @@ def first_call(deps: Dependencies, facts: FirstCallFacts) -> FirstCall:
         ready=ready,
         checks=checks,
         suggested_next_actions=actions or ["create_task"],
-        routes={name: deps.urls.url(path) for name, path in paths.items() if path is not None},
+        routes={name: deps.urls.base + path for name, path in paths.items() if path is not None},
     )
 
 

@@ -177,7 +177,7 @@ def _with_credit_address(call: Call, reply: CreateReply) -> CreateReply:
     path = credit_path(call.deps)
     if path is None:
         return reply
-    message = f"{refusal.message} Credit is added by POST {call.deps.urls.url(path)}."
+    message = f"{refusal.message} Credit is added by POST {call.deps.urls.base}{path}."
     refusal = msgspec.structs.replace(refusal, message=message)
     return Replayed(refusal) if isinstance(reply, Replayed) else refusal
 

@@ -212,7 +212,7 @@ def _has_final_urls(task: Task, output: list[OutputBody]) -> bool:
 
 def task_urls(urls: PublicUrls, request_id: str) -> dict[str, str]:
     """Return the URLs of a task's calls, by name."""
-    base = urls.url(f"/v2/task/{request_id}")
+    base = f"{urls.base}/v2/task/{request_id}"
     return {"get": base, "cancel": f"{base}/cancel", "retry": f"{base}/retry"}
 
 

@@ -114,7 +114,7 @@ def _created(call: Call, order: Order, outcome: SandboxOutcome) -> SandboxOrderC
     secret = call.deps.settings.sandbox_secret
     signature = sign(secret, values, event_id=request.sandbox_event_id, at=request.signed_at)
     callback = CallbackDescriptor(
-        url=call.deps.urls.url(CALLBACK_PATH),
+        url=call.deps.urls.base + CALLBACK_PATH,
         signature_header=SIGNATURE_HEADER,
         payload=render(CallbackPayload, values),
         signature=signature,
