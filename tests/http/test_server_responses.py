@@ -8,14 +8,14 @@ import structlog
 
 from holdfast.http.kit.errors import row_of
 from holdfast.http.kit.responses import SERVER_CODES, server_response
-from holdfast.http.server import refusals
+from holdfast.http.server import http1
 from holdfast.http.server.http1 import ServerRefusal
 from holdfast.telemetry.refused_requests import RefusedRequests
 from holdfast.telemetry.reports.conditions import Conditions
 from holdfast.telemetry.reports.reporter import Reporter
 from holdfast.wiring.http_server import log_fault
 
-ALL = [each for each in vars(refusals).values() if isinstance(each, ServerRefusal)]
+ALL = [each for each in vars(http1).values() if isinstance(each, ServerRefusal)]
 
 
 @pytest.mark.parametrize("refusal", ALL)

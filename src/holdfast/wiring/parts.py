@@ -107,7 +107,7 @@ class Parts:
         """The links in what customers receive."""
         settings = self.settings
         return PublicUrls(
-            base=self.public_url.rstrip("/"),
+            base=self.public_url,
             link_keys=settings.derived_keys("asset links"),
             link_ttl_s=settings.asset_link_ttl_s,
         )
