@@ -225,11 +225,7 @@ class Call:
                     return _too_large(bytes_max, " without a valid credential")
         if refusal is None and (self.route.body is not None or self.route.auth is Auth.SESSION):
             refusal = await self._authenticate()
-        if (
-            refusal is not None
-            or self.route.method == "GET"
-            or (self.route.files_max and self._is_read_by_handler())
-        ):
+        if refusal is not None or self.route.method == "GET" or self._is_read_by_handler():
             return refusal
         if (length or 0) <= UNCOUNTED_BYTES_MAX and not self.request.sent[b"transfer-encoding"]:
             return await self._take_body(bytes_max)

@@ -111,8 +111,6 @@ def _texts(fields: Mapping[str, object]) -> list[tuple[str, str]]:
     ]
 
 
-__all__ = ["configure_logging", "flush_logs", "log_event", "scrub_secrets"]
-
 VALUE_LIMIT_CHARS = 16_000
 """Enough for a complete traceback."""
 FLUSH_S: Final = 2.0
