@@ -16,9 +16,10 @@ from multipart import MultipartParser
 from quart import Response
 from tests.tools import needs
 
-from holdfast.http.app import EXTENSIONS, ROUTES, Served
+from holdfast.http.app import EXTENSIONS, ROUTES
 from holdfast.http.kit import bodies
 from holdfast.http.kit.calls import Auth
+from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.openapi import describe
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.kit.routes import Route
@@ -36,7 +37,9 @@ class Recorder:
 
     sent: list[tuple[str | None, dict[str, str], bytes]] = field(default_factory=list)
 
-    async def serve(self, route: Served, request: HoldfastRequest, path: dict[str, str]) -> Response:
+    async def serve(
+        self, _deps: Dependencies, route: Route, request: HoldfastRequest, _path: dict[str, str]
+    ) -> Response:
         body = await request.read_body(1_000_000)
         self.sent.append((route.name, dict(request.headers), body))
         return Response("recorded")
@@ -52,7 +55,7 @@ async def test_the_examples_of_each_section_are_run(
 ) -> None:
     (tmp_path / "picture.png").write_bytes(b"a picture")
     recorder = Recorder()
-    monkeypatch.setattr(stage.app, "_serve", recorder.serve)
+    monkeypatch.setattr("holdfast.http.app.serve_call", recorder.serve)
     routes = [route for route in ROUTES if route.tag == tag]
     async with stage.serving() as base:
         paths = describe(ROUTES, base, EXTENSIONS)["paths"]
