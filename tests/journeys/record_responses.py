@@ -135,8 +135,9 @@ def main() -> None:
         card_provider.serve(service)
         found = trio.run(recorded, service, card_provider, hook)
     for package, place in PLACES.items():
-        own = {name: each for name, each in found.items() if OF_EXTENSIONS.get(name, "holdfast") == package}
-        text = json.dumps(shortened(own), indent=1, sort_keys=True, ensure_ascii=False)
+        # By name; the fields of each are in the order in which they were sent, which is that of their declaration.
+        own = {name: found[name] for name in sorted(found) if OF_EXTENSIONS.get(name, "holdfast") == package}
+        text = json.dumps(shortened(own), indent=1, ensure_ascii=False)
         Path(str(place)).write_text(text.replace(service.url, openapi.RECORDED_AT) + "\n", encoding="utf-8")
 
 
