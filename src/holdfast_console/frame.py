@@ -70,6 +70,7 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
             Entry("/ops/refused-requests", "Refused requests"),
             Entry("/ops/books", "Books"),
             Entry("/ops/actions", "Operators' actions"),
+            Entry("/ops/docs", "API reference"),
         ),
     ),
 )

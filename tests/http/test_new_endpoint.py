@@ -51,7 +51,7 @@ async def test_the_example_is_served_over_http(api: Api, routes: tuple[Route, ..
 def test_the_example_is_in_the_openapi_document(routes: tuple[Route, ...]) -> None:
     operation: dict[str, Any] = describe(routes, "https://holdfast.example")["paths"][PATH]["get"]
     assert operation["summary"] == "Retrieve the account's balance"
-    assert [sample["label"] for sample in operation["x-codeSamples"]] == ["curl", "Python"]
+    assert [sample["label"] for sample in operation["x-codeSamples"]] == ["curl", "Python", "JavaScript"]
     assert operation["responses"]["200"]["content"]["application/json"]["schema"] == {
         "$ref": "#/components/schemas/Balance"
     }

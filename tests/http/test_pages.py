@@ -422,7 +422,8 @@ async def test_every_list_without_entries_is_a_valid_page(api: Api, browser: Pag
         ListRefusedRequests=RefusedRequestList([], []),
     )
     for path in PAGES:
-        if "{" not in path and path != "/ops/find":
+        # The reference has no template of ours.
+        if "{" not in path and path not in {"/ops/find", "/ops/docs"}:
             await browser.read(path)
 
 

@@ -14,7 +14,7 @@ import pytest
 import trio
 from multipart import MultipartParser
 from quart import Response
-from tests.tools import needs
+from tests.tools import CLIENTS_NODE, needs, path_of
 
 from holdfast.http.app import EXTENSIONS, ROUTES
 from holdfast.http.kit import bodies
@@ -45,13 +45,12 @@ class Recorder:
         return Response("recorded")
 
 
-@needs("curl")
+@pytest.mark.parametrize("label", ["curl", "Python", pytest.param("JavaScript", marks=needs(CLIENTS_NODE))])
 @pytest.mark.parametrize(
-    "tag",
-    ["Media tasks", *(pytest.param(tag, marks=pytest.mark.slow) for tag in sorted(TAGS - {"Media tasks"}))],
+    "tag", ["Tasks", *(pytest.param(tag, marks=pytest.mark.slow) for tag in sorted(TAGS - {"Tasks"}))]
 )
 async def test_the_examples_of_each_section_are_run(
-    stage: Stage, tag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    stage: Stage, tag: str, label: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "picture.png").write_bytes(b"a picture")
     recorder = Recorder()
@@ -60,13 +59,13 @@ async def test_the_examples_of_each_section_are_run(
     async with stage.serving() as base:
         paths = describe(ROUTES, base, EXTENSIONS)["paths"]
         shown = [paths[route.path][route.method.lower()]["x-codeSamples"] for route in routes]
-        for curl, python in shown:
-            assert (curl["label"], python["label"]) == ("curl", "Python")
-        for number in (0, 1):
-            recorder.sent.clear()
-            await run(shown[0][number]["lang"], [samples[number]["source"] for samples in shown], tmp_path)
-            for route, sent in zip(routes, recorder.sent, strict=True):
-                assert_fits(route, *sent)
+        sources = []
+        for samples in shown:
+            assert [each["label"] for each in samples] == ["curl", "Python", "JavaScript"]
+            sources += [each["source"] for each in samples if each["label"] == label]
+        await run(label, sources, tmp_path)
+        for route, sent in zip(routes, recorder.sent, strict=True):
+            assert_fits(route, *sent)
 
 
 def test_the_operators_token_is_on_no_command_line() -> None:
@@ -94,13 +93,19 @@ async def test_the_examples_for_openai_name_models_that_make_what_is_asked_for(s
             assert [model.modality for model in named] == [modality]
 
 
-async def run(language: str, sources: list[str], folder: Path) -> None:
+async def run(label: str, sources: list[str], folder: Path) -> None:
     """Run the examples of one language one after the other, in one process, which starts once for all."""
     names = re.findall(r"\b[A-Z][A-Z_]*\b", " ".join(sources))
     environment = {name: f"value-of-{name.lower()}" for name in names}
     command = ["sh", "-ec", "\n".join(sources)]
-    if language == "python":
+    if label == "Python":
         command = [sys.executable, "-c", f"for source in {sources!r}:\n    exec(source, {{}})"]
+    elif label == "JavaScript":
+        for number, source in enumerate(sources):
+            (folder / f"{number}.mjs").write_text(source, encoding="utf-8")
+        imports = "\n".join(f'await import("./{number}.mjs");' for number in range(len(sources)))
+        (folder / "all.mjs").write_text(imports, encoding="utf-8")
+        command = [path_of(CLIENTS_NODE), "all.mjs"]
     environment["PATH"] = "/usr/bin:/bin"
     done = await trio.run_process(command, env=environment, cwd=folder, capture_stdout=True)
     assert done.stdout.count(b"recorded") == len(sources), done

@@ -20,8 +20,7 @@ from typing import Final
 import pytest
 from tests.tools import CLIENTS, CLIENTS_NODE, needs, path_of
 
-from holdfast.http.app import EXTENSIONS, ROUTES
-from holdfast.http.kit.openapi import describe
+from holdfast.http.endpoints.api_docs import document_for
 
 from .service_process import Service
 
@@ -57,9 +56,9 @@ def node(folder: Path, *command: str | Path) -> str:
     return run(folder, path_of(CLIENTS_NODE), *command)
 
 
-def generate(folder: Path, document: str) -> None:
+def generate(folder: Path, document: bytes) -> None:
     """Generate all clients into an empty folder, next to the programs that use them."""
-    (folder / "openapi.json").write_text(document, encoding="utf-8")
+    (folder / "openapi.json").write_bytes(document)
     for name, place in GENERATORS.items():
         wanted: dict[str, object] = {"generatorName": name, "inputSpec": "openapi.json", "outputDir": place}
         wanted |= {"globalProperties": LEFT_OUT}
@@ -88,8 +87,8 @@ def generate(folder: Path, document: str) -> None:
 @pytest.fixture(scope="module")
 def generated() -> Path:
     """Generate the clients, unless those of the same document are there from an earlier run."""
-    document = json.dumps(describe(ROUTES, "https://holdfast.example", EXTENSIONS))
-    sources = [document.encode(), Path(__file__).read_bytes(), (CLIENTS / "package-lock.json").read_bytes()]
+    document = document_for("https://holdfast.example").plain
+    sources = [document, Path(__file__).read_bytes(), (CLIENTS / "package-lock.json").read_bytes()]
     sources += [each.read_bytes() for each in sorted(PROGRAMS.iterdir()) if each.is_file()]
     # The versions of everything installed.
     sources += [each.name.encode() for each in sorted(CLIENTS.glob("lib/python*/site-packages/*.dist-info"))]

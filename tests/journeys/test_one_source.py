@@ -23,7 +23,7 @@ from tests.clients import until
 from tests.haproxy_process import Proxy, haproxy
 from tests.tools import needs
 
-from holdfast.http.endpoints.api_docs import RAPIDOC
+from holdfast.http.endpoints.api_docs import SCRIPT
 
 from .conftest import NewService
 from .service_process import Service
@@ -43,7 +43,7 @@ UNREAD = b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n"
 STALLED = b"POST /v2/quote HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n{"
 ATTACKS = {
     "unread": UNREAD % b"/openapi.json",
-    "unread-large": UNREAD % f"/docs/{RAPIDOC}".encode(),
+    "unread-large": UNREAD % f"/docs/{SCRIPT}".encode(),
     "stalled": STALLED % 1000,
     # Beyond what HAProxy buffers, so that it reaches the service.
     "stalled-large": STALLED % 64_000 + b" " * 60_000,

@@ -1,4 +1,4 @@
-"""Every operation of the OpenAPI document at a running service, with valid and invalid data.
+"""Every operation of the two OpenAPI documents at a running service, with valid and invalid data.
 
 Whatever is sent, the answer's status, headers, media type and body are as the document says, and never a 5xx.
 """
@@ -33,6 +33,7 @@ from tests.clients import IMAGE, Customer, loopback_client, ok
 from holdfast.http.app import ROUTES
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.credentials import ALL_SCOPES
+from holdfast.http.kit.reference import CUSTOMERS, OPERATORS, Reference, reference_of
 from holdfast.http.kit.routes import Route
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.providers.media.kinds import kind_rules
@@ -240,17 +241,21 @@ def visitor(card_provider: CardProviderProcess) -> Iterator[Visitor]:
 
 
 @pytest.fixture(scope="module")
-def document(visitor: Visitor) -> Any:
-    """Return the document as served."""
-    served = httpx2.get(f"{visitor.service.url}/openapi.json", verify=False).json()
-    schema = schemathesis.openapi.from_dict(served)
-    # Credentials are ours to send; a call without them is tried once for each operation.
-    schema.config.generation.with_security_parameters = False
-    return schema
+def documents(visitor: Visitor) -> dict[Reference, Any]:
+    """Return the documents as served."""
+    found = {}
+    for reference, path in ((CUSTOMERS, "/openapi.json"), (OPERATORS, "/ops/openapi.json")):
+        operator = {"Authorization": f"Bearer {OPERATOR_TOKEN}"} if reference is OPERATORS else {}
+        served = httpx2.get(f"{visitor.service.url}{path}", headers=operator, verify=False).json()
+        schema = schemathesis.openapi.from_dict(served)
+        # Credentials are ours to send; a call without them is tried once for each operation.
+        schema.config.generation.with_security_parameters = False
+        found[reference] = schema
+    return found
 
 
-def operation_of(document: Any, route: Route) -> Any:
-    return document[route.path][route.method]
+def operation_of(documents: dict[Reference, Any], route: Route) -> Any:
+    return documents[reference_of(route)][route.path][route.method]
 
 
 def call(visitor: Visitor, route: Route, case: Any, *, proved: bool = True) -> Any:
@@ -261,15 +266,29 @@ def call(visitor: Visitor, route: Route, case: Any, *, proved: bool = True) -> A
     return answer
 
 
-def test_the_openapi_document_is_served(document: Any) -> None:
-    documented = {(found.ok().method.upper(), found.ok().path) for found in document.get_all_operations()}
-    assert documented == {(route.method, route.path) for route in ROUTES}
+def test_the_openapi_documents_are_served(documents: dict[Reference, Any]) -> None:
+    operations = [found.ok() for document in documents.values() for found in document.get_all_operations()]
+    documented = [(found.method.upper(), found.path) for found in operations]
+    assert sorted(documented) == sorted((route.method, route.path) for route in ROUTES)
+
+
+def test_the_stream_of_an_ended_task_conforms_to_the_openapi_document(
+    visitor: Visitor, documents: dict[Reference, Any]
+) -> None:
+    [route] = [each for each in ROUTES if each.handler.__name__ == "stream_task"]
+    case = operation_of(documents, route).Case(path_parameters={"request_id": visitor.things["request_id"]})
+    answer = call(visitor, route, case)
+    assert answer.headers["content-type"] == ["text/event-stream"]
+    assert answer.content.startswith(b"retry: ")
+    assert b"event: task\n" in answer.content
 
 
 @pytest.mark.parametrize("route", FINITE_ROUTES, ids=lambda route: route.handler.__name__)
 @pytest.mark.slow
-def test_every_operation_conforms_to_the_openapi_document(visitor: Visitor, document: Any, route: Route) -> None:
-    operation = operation_of(document, route)
+def test_every_operation_conforms_to_the_openapi_document(
+    visitor: Visitor, documents: dict[Reference, Any], route: Route
+) -> None:
+    operation = operation_of(documents, route)
     name = route.handler.__name__
     good = visitor.good.get(name, Good(WHY if route.action else None))
     parts = {part.name: part for part in operation.path_parameters}

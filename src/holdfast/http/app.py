@@ -16,6 +16,7 @@ from werkzeug.exceptions import NotFound
 from werkzeug.routing import MapAdapter
 
 from holdfast.http.endpoints import all_routes
+from holdfast.http.endpoints.api_docs import PAGES
 from holdfast.http.kit.calls import origin_of_request
 from holdfast.http.kit.credentials import key_prefix_sent
 from holdfast.http.kit.dependencies import Dependencies
@@ -23,7 +24,7 @@ from holdfast.http.kit.errors import RefusalResponse
 from holdfast.http.kit.extensions import ServedPage, installed_extensions
 from holdfast.http.kit.requests import HoldfastConnection, HoldfastRequest, end_trace, start_trace
 from holdfast.http.kit.responses import exception_response, refusal_response, serve_call
-from holdfast.http.kit.routes import OrderIdConverter, Route, TaskIdConverter
+from holdfast.http.kit.routes import HEALTH_PATHS, OrderIdConverter, Route, TaskIdConverter, is_for_operators
 from holdfast.http.kit.values import shown
 from holdfast.ledger.refusals import Refusal
 from holdfast.telemetry import metrics
@@ -36,10 +37,8 @@ Served: TypeAlias = Route | ServedPage
 EXTENSIONS: Final = installed_extensions()
 ROUTES: Final = (*all_routes(), *(route for each in EXTENSIONS for route in each.routes))
 """The endpoints of the core and its extensions."""
-SERVED: Final[tuple[Served, ...]] = (*ROUTES, *(page for each in EXTENSIONS for page in each.pages))
+SERVED: Final[tuple[Served, ...]] = (*ROUTES, *PAGES, *(page for each in EXTENSIONS for page in each.pages))
 """All endpoints and pages."""
-
-HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})
 
 BASES: Final = ("", "/v1", "/v2", *(base for each in EXTENSIONS for base in each.bases))
 """What the base URLs of clients end in."""
@@ -51,13 +50,10 @@ MATCHES_MAX: Final = 512
 """How many matches of paths with parameters are kept."""
 
 
-def is_for_operators(route: Served) -> bool:
-    """Whether a route is served on the operators' listener."""
-    return route.path in {"/metrics", "/ops"} or route.path.startswith("/ops/")
-
-
-PUBLIC_ROUTES: Final = tuple(route for route in SERVED if not is_for_operators(route))
-OPERATORS_ROUTES: Final = tuple(route for route in SERVED if is_for_operators(route) or route.path in HEALTH_PATHS)
+PUBLIC_ROUTES: Final = tuple(route for route in SERVED if not is_for_operators(route.path))
+OPERATORS_ROUTES: Final = tuple(
+    route for route in SERVED if is_for_operators(route.path) or route.path in HEALTH_PATHS
+)
 
 
 class HoldfastApp(QuartTrio):

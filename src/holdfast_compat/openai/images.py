@@ -18,7 +18,7 @@ from holdfast_compat.openai.inputs import FILES_MAX, stored_names
 from holdfast_compat.openai.results import image_bytes, image_links
 from holdfast_compat.openai.schemas import ImageEditRequest, ImageRequest, ImagesBody
 
-route = RouteTable("OpenAI's clients", auth=Auth.API_KEY)
+route = RouteTable("OpenAI", auth=Auth.API_KEY)
 
 _makes_images: Final = partial(
     route,

@@ -13,7 +13,7 @@ from holdfast_compat.openai.creating import HELD_ERRORS, RETRY_COUNT, delivered,
 from holdfast_compat.openai.results import AT_PROVIDER, file_of
 from holdfast_compat.openai.schemas import SpeechRequest
 
-route = RouteTable("OpenAI's clients", auth=Auth.API_KEY)
+route = RouteTable("OpenAI", auth=Auth.API_KEY)
 
 
 @route(

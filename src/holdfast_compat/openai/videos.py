@@ -33,7 +33,7 @@ from holdfast_compat.openai.inputs import FILES_MAX, stored_names
 from holdfast_compat.openai.results import AT_PROVIDER, file_of
 from holdfast_compat.openai.schemas import VideoBody, VideoDeleted, VideoList, VideoRequest, video_body
 
-route = RouteTable("OpenAI's clients", auth=Auth.API_KEY)
+route = RouteTable("OpenAI", auth=Auth.API_KEY)
 
 POLL_AFTER_MS: Final = 1_000
 POLL_AFTER: Final = "openai-poll-after-ms"

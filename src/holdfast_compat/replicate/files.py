@@ -48,7 +48,7 @@ async def upload_replicate_file(call: Call) -> Outcome:
 @route(
     "GET",
     f"{BASE}/files",
-    summary="List the account's files, newest first",
+    summary="List the account's files; newest first",
     scope=TASKS_READ,
     reply=ReplicateFileList,
     parameters=(CURSOR, LIMIT),

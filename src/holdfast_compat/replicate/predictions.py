@@ -242,7 +242,7 @@ def _started(call: Call, request_id: str, model_id: str, given: FreeForm) -> Pre
 @route(
     "GET",
     f"{BASE}/predictions",
-    summary="List the account's predictions, newest first",
+    summary="List the account's predictions; newest first",
     scope=TASKS_READ,
     reply=PredictionList,
     parameters=(CURSOR, LIMIT),
@@ -307,7 +307,8 @@ def _body(call: Call, task: Task) -> PredictionBody:
     media=(
         stream_media(
             "`logs` for each new line of the logs, `output` for each link to a result, then `done`; instead of "
-            "`done` an `error` if the prediction has failed."
+            "`done` an `error` if the prediction has failed.",
+            "event: output\nid: 1\ndata: https://holdfast.example/…\n\nevent: done\nid: 2\ndata: {}\n\n",
         ),
     ),
     parameters=(

@@ -7,6 +7,7 @@ from typing import Final
 from quart import Response
 from werkzeug.exceptions import NotFound
 
+from holdfast.http.endpoints.api_docs import reference_page
 from holdfast.http.endpoints.operators.session import (
     request_operator_code,
     sign_in_with_code,
@@ -17,6 +18,7 @@ from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.errors import refusal_of_http
 from holdfast.http.kit.operator_access import session_of
 from holdfast.http.kit.operators import read_cookie
+from holdfast.http.kit.reference import OPERATORS
 from holdfast.http.kit.responses import refusal_response
 from holdfast.http.kit.routes import Handler
 from holdfast.http.kit.values import shown
@@ -36,6 +38,12 @@ async def root(visit: Visit) -> ViewResult:
     if "text/html" in request.headers.get("Accept", ""):
         return Redirect("docs")
     return refusal_response(*refusal_of_http(NotFound(), request.method, request.path))
+
+
+@view("/ops/docs")
+async def reference(visit: Visit) -> ViewResult:
+    """The reference of the operators' API."""
+    return reference_page(visit.call.deps, OPERATORS)
 
 
 _WAYS: Final[tuple[tuple[str, Handler], ...]] = (

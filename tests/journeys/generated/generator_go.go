@@ -31,32 +31,32 @@ func main() {
 	input := map[string]any{"prompt": "a lighthouse at dusk", "width": 256, "height": 256}
 
 	visitor := context.Background()
-	sent := must(api.SignInAndSessionAPI.RequestCode(visitor).CodeRequest(*client.NewCodeRequest(email)).Execute())
+	sent := must(api.SignInAPI.RequestCode(visitor).CodeRequest(*client.NewCodeRequest(email)).Execute())
 	proof := client.NewVerifyRequest(email, sent.OtpId, sent.GetDebugOtp())
-	verified := must(api.SignInAndSessionAPI.VerifyCode(visitor).VerifyRequest(*proof).Execute())
+	verified := must(api.SignInAPI.VerifyCode(visitor).VerifyRequest(*proof).Execute())
 	session := as(verified.Session.Token)
-	created := must(api.AccountAPI.CreateApiKey(session).ApiKeyRequest(*client.NewApiKeyRequest()).Execute())
-	must(api.AccountAPI.Recharge(session).RechargeRequest(*client.NewRechargeRequest("1.00")).Execute())
+	created := must(api.APIKeysAPI.CreateApiKey(session).ApiKeyRequest(*client.NewApiKeyRequest()).Execute())
+	must(api.CreditAPI.Recharge(session).RechargeRequest(*client.NewRechargeRequest("1.00")).Execute())
 
 	key := as(created.ApiKey)
 	model := ""
-	for _, each := range must(api.CatalogAPI.ListModels(key).Execute()).Data {
+	for _, each := range must(api.ModelsAPI.ListModels(key).Execute()).Data {
 		if each.Id == "studio/image-1" {
 			model = each.Id
 		}
 	}
-	priced := must(api.CatalogAPI.Quote(key).QuoteRequest(*client.NewQuoteRequest(model, input)).Execute())
+	priced := must(api.ModelsAPI.Quote(key).QuoteRequest(*client.NewQuoteRequest(model, input)).Execute())
 	wanted := client.NewCreateTaskRequest(model, input)
 	wanted.SetQuoteId(priced.QuoteId)
-	accepted := must(api.MediaTasksAPI.CreateTask(key).CreateTaskRequest(*wanted).IdempotencyKey("one").Execute())
-	task := must(api.MediaTasksAPI.ReadTask(key, accepted.RequestId).Execute())
+	accepted := must(api.TasksAPI.CreateTask(key).CreateTaskRequest(*wanted).IdempotencyKey("one").Execute())
+	task := must(api.TasksAPI.ReadTask(key, accepted.RequestId).Execute())
 	for task.Status != "succeeded" && task.Status != "failed" && task.Status != "canceled" {
 		time.Sleep(100 * time.Millisecond)
-		task = must(api.MediaTasksAPI.ReadTask(key, accepted.RequestId).Execute())
+		task = must(api.TasksAPI.ReadTask(key, accepted.RequestId).Execute())
 	}
-	page := must(api.MediaTasksAPI.ListTasks(key).Limit(10).Execute())
-	totals := must(api.AccountAPI.ReadAccount(session).Execute())
-	_, _, fault := api.MediaTasksAPI.ReadTask(key, "task_none").Execute()
+	page := must(api.TasksAPI.ListTasks(key).Limit(10).Execute())
+	totals := must(api.CreditAPI.ReadAccount(session).Execute())
+	_, _, fault := api.TasksAPI.ReadTask(key, "task_none").Execute()
 	var refused *client.GenericOpenAPIError
 	if !errors.As(fault, &refused) {
 		panic(fault)

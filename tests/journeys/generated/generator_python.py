@@ -5,18 +5,19 @@ import sys
 import time
 
 from openapi_client import (
-    AccountApi,
     ApiClient,
     ApiException,
     ApiKeyRequest,
-    CatalogApi,
+    APIKeysApi,
     CodeRequest,
     Configuration,
     CreateTaskRequest,
-    MediaTasksApi,
+    CreditApi,
+    ModelsApi,
     QuoteRequest,
     RechargeRequest,
-    SignInAndSessionApi,
+    SignInApi,
+    TasksApi,
     VerifyRequest,
 )
 from openapi_client.models.error_response import ErrorResponse
@@ -30,17 +31,18 @@ def client(token: str | None = None) -> ApiClient:
     return ApiClient(Configuration(host=URL, access_token=token))
 
 
-sign_in = SignInAndSessionApi(client())
+sign_in = SignInApi(client())
 sent = sign_in.request_code(CodeRequest(email=EMAIL))
 assert sent.debug_otp is not None
 verified = sign_in.verify_code(VerifyRequest(email=EMAIL, otp_id=sent.otp_id, otp=sent.debug_otp))
-account = AccountApi(client(verified.session.token))
-created = account.create_api_key(ApiKeyRequest())
-account.recharge(RechargeRequest(amount="1.00"))
+session = client(verified.session.token)
+created = APIKeysApi(session).create_api_key(ApiKeyRequest())
+credit = CreditApi(session)
+credit.recharge(RechargeRequest(amount="1.00"))
 
-catalog, tasks = CatalogApi(client(created.api_key)), MediaTasksApi(client(created.api_key))
-[model] = [each.id for each in catalog.list_models().data if each.id == "studio/image-1"]
-priced = catalog.quote(QuoteRequest(model=model, input=INPUT))
+models, tasks = ModelsApi(client(created.api_key)), TasksApi(client(created.api_key))
+[model] = [each.id for each in models.list_models().data if each.id == "studio/image-1"]
+priced = models.quote(QuoteRequest(model=model, input=INPUT))
 wanted = CreateTaskRequest(model=model, input=INPUT, quote_id=priced.quote_id)
 accepted = tasks.create_task(wanted, idempotency_key="one")
 while (task := tasks.read_task(accepted.request_id)).status not in {"succeeded", "failed", "canceled"}:
@@ -58,7 +60,7 @@ json.dump(
         "cost": task.usage.cost_credits,
         "quoted": priced.estimate.credits,
         "listed": len(tasks.list_tasks(limit=10).data),
-        "available": account.read_account().available_balance,
+        "available": credit.read_account().available_balance,
         "code": refusal.error.code,
     },
     sys.stdout,

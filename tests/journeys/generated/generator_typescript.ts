@@ -1,11 +1,12 @@
 // A journey by the typescript-fetch client that openapi-generator generates: node generator_typescript.js URL
 import {
-  AccountApi,
-  CatalogApi,
+  APIKeysApi,
   Configuration,
-  MediaTasksApi,
+  CreditApi,
+  ModelsApi,
   ResponseError,
-  SignInAndSessionApi,
+  SignInApi,
+  TasksApi,
   type ErrorResponse,
   type TaskBody,
 } from "./client/index";
@@ -21,19 +22,20 @@ function as(accessToken: string) {
 }
 
 async function main() {
-  const signIn = new SignInAndSessionApi(new Configuration({ basePath }));
+  const signIn = new SignInApi(new Configuration({ basePath }));
   const sent = await signIn.requestCode({ codeRequest: { email } });
   const verified = await signIn.verifyCode({
     verifyRequest: { email, otpId: sent.otpId, otp: sent.debugOtp! },
   });
-  const account = new AccountApi(as(verified.session.token));
-  const created = await account.createApiKey({ apiKeyRequest: {} });
-  await account.recharge({ rechargeRequest: { amount: "1.00" } });
+  const keys = new APIKeysApi(as(verified.session.token));
+  const created = await keys.createApiKey({ apiKeyRequest: {} });
+  const credit = new CreditApi(as(verified.session.token));
+  await credit.recharge({ rechargeRequest: { amount: "1.00" } });
 
-  const catalog = new CatalogApi(as(created.apiKey));
-  const tasks = new MediaTasksApi(as(created.apiKey));
-  const model = (await catalog.listModels()).data.find((each) => each.id === "studio/image-1")!.id;
-  const priced = await catalog.quote({ quoteRequest: { model, input } });
+  const models = new ModelsApi(as(created.apiKey));
+  const tasks = new TasksApi(as(created.apiKey));
+  const model = (await models.listModels()).data.find((each) => each.id === "studio/image-1")!.id;
+  const priced = await models.quote({ quoteRequest: { model, input } });
   const accepted = await tasks.createTask({
     createTaskRequest: { model, input, quoteId: priced.quoteId },
     idempotencyKey: "one",
@@ -58,7 +60,7 @@ async function main() {
       cost: task.usage.costCredits,
       quoted: priced.estimate.credits,
       listed: (await tasks.listTasks({ limit: 10 })).data.length,
-      available: (await account.readAccount()).availableBalance,
+      available: (await credit.readAccount()).availableBalance,
       code,
     }),
   );

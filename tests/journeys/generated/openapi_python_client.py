@@ -6,10 +6,11 @@ import time
 from http import HTTPStatus
 
 from python_client import AuthenticatedClient, Client
-from python_client.api.account import create_api_key, read_account, recharge
-from python_client.api.catalog import list_models, quote
-from python_client.api.media_tasks import create_task, list_tasks, read_task
-from python_client.api.sign_in_and_session import request_code, verify_code
+from python_client.api.api_keys import create_api_key
+from python_client.api.credit import read_account, recharge
+from python_client.api.models import list_models, quote
+from python_client.api.sign_in import request_code, verify_code
+from python_client.api.tasks import create_task, list_tasks, read_task
 from python_client.models import (
     AccountBody,
     ApiKeyRequest,

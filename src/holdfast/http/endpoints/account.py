@@ -19,7 +19,7 @@ from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.accounts import find_totals
 
-route = RouteTable("Account")
+route = RouteTable("Credit")
 
 
 @route(

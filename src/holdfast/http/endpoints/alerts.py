@@ -17,7 +17,7 @@ from holdfast.ledger.links import UNSUBSCRIBE_PATH
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.webhooks import alerts_of_account
 
-route = RouteTable("Events")
+route = RouteTable("Alerts")
 
 _LINK: Final = (
     Parameter("account_id", "query", "The account, as the link says.", required=True),

@@ -1,6 +1,6 @@
-"""The API's description: the OpenAPI document, and a page to read it and try calls on.
+"""The API's descriptions: an OpenAPI document for customers and one for operators, and pages that show them.
 
-The page is RapiDoc, a single file served from here: nothing is loaded from another origin.
+A page is Scalar's API reference, a single script served from here: nothing is loaded from another origin.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
+import html
 from importlib.resources import files
 from string import Template
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -18,26 +19,45 @@ import trio
 from quart import Response
 
 from holdfast.http.endpoints import all_routes
-from holdfast.http.kit.calls import Call
-from holdfast.http.kit.extensions import installed_extensions
-from holdfast.http.kit.openapi import JsonSchema, describe
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.extensions import ServedPage, installed_extensions
+from holdfast.http.kit.openapi import describe
+from holdfast.http.kit.reference import CUSTOMERS, OPERATORS, Reference, reference_of
+from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.kit.routes import Media, Outcome, RouteTable
 
-route = RouteTable("Operations")
+route = RouteTable("Reference")
 
-RAPIDOC: Final = "rapidoc-9.3.8.js"
+SCRIPT: Final = "scalar-1.76.0.js"
 DOCS_CSP: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; "
+    "img-src 'self' data: blob:; media-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""RapiDoc sets style attributes, so styles may be inline; scripts come from this origin only."""
+"""The script adds styles to the page, and shows results that it has fetched; scripts come from this origin only."""
 
 _VIEWER: Final = files("holdfast.http") / "viewer"
 _PAGE: Final = Template((_VIEWER / "docs.html").read_text(encoding="utf-8"))
+_OPTIONS: Final[dict[str, Any]] = {
+    "agent": {"disabled": True},
+    "defaultHttpClient": {"targetKey": "shell", "clientKey": "curl"},
+    "documentDownloadType": "direct",
+    "externalUrls": dict.fromkeys(("dashboardUrl", "registryUrl", "proxyUrl", "apiBaseUrl"), ""),
+    "hiddenClients": True,
+    "hideClientButton": True,
+    "hideModels": True,
+    "mcp": {"disabled": True},
+    "orderRequiredPropertiesFirst": False,
+    "orderSchemaPropertiesBy": "preserve",
+    "showDeveloperTools": "never",
+    "telemetry": False,
+    "withDefaultFonts": False,
+}
+"""What the script does: no services of its makers, fields as they are declared, and the document's own samples."""
 
 
 class PublicDocument(NamedTuple):
-    """A large document for everybody. All responses send these bytes, without a copy."""
+    """A large document for many readers. All responses send these bytes, without a copy."""
 
     plain: bytes
     gzipped: bytes
@@ -49,121 +69,97 @@ _describers: Final = trio.CapacityLimiter(1)
 
 
 @functools.lru_cache(maxsize=4)
-def document_for(public_url: str) -> PublicDocument:
-    """Return the OpenAPI document of all endpoints, served at ``public_url``."""
-    return _prepared(msgspec.json.encode(_document(public_url)))
-
-
-@functools.lru_cache(maxsize=4)
-def page_document_for(public_url: str) -> PublicDocument:
-    """Return the document as the page shows it: of an error only its status and codes.
-
-    All errors have one body, and reading it in each of them takes the page more than half of its time.
-    """
-    document = _document(public_url)
-    for operations in document["paths"].values():
-        for operation in operations.values():
-            for status, response in operation["responses"].items():
-                if status >= "400":
-                    operation["responses"][status] = {"description": response["description"]}
-    return _prepared(msgspec.json.encode(document))
-
-
-def _document(public_url: str) -> JsonSchema:
+def document_for(public_url: str, reference: Reference = CUSTOMERS) -> PublicDocument:
+    """Return the OpenAPI document of the endpoints in a reference, served at ``public_url``."""
     extensions = installed_extensions()
     routes = (*all_routes(), *(route for each in extensions for route in each.routes))
-    return describe(routes, public_url, extensions)
+    own = [route for route in routes if reference_of(route) is reference]
+    return _prepared(msgspec.json.encode(describe(own, public_url, extensions, reference)))
 
 
 @functools.cache
 def _script() -> PublicDocument:
-    return _prepared((_VIEWER / RAPIDOC).read_bytes())
+    gzipped = (_VIEWER / f"{SCRIPT}.gz").read_bytes()
+    return PublicDocument(gzip.decompress(gzipped), gzipped, f'"{hashlib.sha256(gzipped).hexdigest()}"')
 
 
 def _prepared(content: bytes) -> PublicDocument:
     return PublicDocument(content, gzip.compress(content, mtime=0), f'"{hashlib.sha256(content).hexdigest()}"')
 
 
-@route(
-    "GET",
-    "/openapi.json",
-    summary="Retrieve the OpenAPI 3.1 document of this API",
-    media=(
-        Media(status=200, content_types=("application/json",), description="The document.", schema_type="object"),
-        Media(status=304, content_types=(), description="The cached document is current."),
-    ),
+_DOCUMENT: Final = (
+    Media(status=200, content_types=("application/json",), description="The document.", schema_type="object"),
+    Media(status=304, content_types=(), description="The cached document is current."),
 )
+
+
+@route("GET", "/openapi.json", summary="Retrieve the OpenAPI 3.1 document of this API", media=_DOCUMENT)
 async def openapi_document(call: Call) -> Outcome:
-    """It describes the operators' endpoints too, wherever they are served."""
-    document = await trio.to_thread.run_sync(document_for, call.deps.urls.base, limiter=_describers)
-    return _served(call, document, "application/json", 300)
+    """It describes what customers call, and the requests of this service to their webhooks."""
+    return await _document(call, CUSTOMERS, "public")
 
 
 @route(
     "GET",
-    "/docs/openapi.json",
-    summary="Retrieve the OpenAPI document as the page of the API reference shows it",
-    media=(
-        Media(status=200, content_types=("application/json",), description="The document.", schema_type="object"),
-        Media(status=304, content_types=(), description="The cached document is current."),
-    ),
+    "/ops/openapi.json",
+    summary="Retrieve the OpenAPI 3.1 document of the operators' API",
+    auth=Auth.OPERATOR_READ,
+    media=_DOCUMENT,
 )
-async def page_document(call: Call) -> Outcome:
-    """Errors have no body in it: that is the same for all, and the page shows sooner without."""
-    document = await trio.to_thread.run_sync(page_document_for, call.deps.urls.base, limiter=_describers)
-    return _served(call, document, "application/json", 300)
+async def operators_document(call: Call) -> Outcome:
+    """It describes the operators' endpoints, health, readiness and metrics."""
+    return await _document(call, OPERATORS, "private")
 
 
-@route(
-    "GET",
-    "/docs",
-    summary="Retrieve the API reference as a page",
-    media=(Media(status=200, content_types=("text/html",), description="The page."),),
-)
-async def docs(call: Call) -> Outcome:
-    """Calls tried on the page go to its own origin, which is the only one that it may connect to."""
-    page = _PAGE.substitute(server=urlsplit(call.deps.urls.base).path or "/")
-    headers = {**_caching(300), "Content-Security-Policy": DOCS_CSP}
+async def _document(call: Call, reference: Reference, cached_by: str) -> Response:
+    document = await trio.to_thread.run_sync(document_for, call.deps.urls.base, reference, limiter=_describers)
+    return _served(call.request, document, "application/json", f"{cached_by}, max-age=300")
+
+
+def reference_page(deps: Dependencies, reference: Reference) -> Response:
+    """Return the page that shows a reference. It connects to its own origin alone, to try calls, too."""
+    folder = urlsplit(deps.urls.base).path.rstrip("/")
+    ops = "/ops" if reference is OPERATORS else ""
+    options = {**_OPTIONS, "url": f"{folder}{ops}/openapi.json", "servers": [{"url": folder or "/"}]}
+    page = _PAGE.substitute(
+        title=reference.title,
+        script=f"{folder}{ops}/docs/{SCRIPT}",
+        document=f"{folder}{ops}/openapi.json",
+        options=html.escape(msgspec.json.encode(options).decode()),
+    )
+    headers = {"Cache-Control": "private, max-age=300", "Content-Security-Policy": DOCS_CSP}
     return Response(page.encode(), content_type="text/html; charset=utf-8", headers=headers)
 
 
-@route(
-    "GET",
-    "/docs/",
-    summary="Find the API reference",
-    statuses=(308,),
-    media=(Media(status=308, content_types=(), description="The reference is at `/docs`."),),
+async def _customers_page(deps: Dependencies, _request: HoldfastRequest, _path: dict[str, str]) -> Response:
+    return reference_page(deps, CUSTOMERS)
+
+
+async def _with_a_slash(deps: Dependencies, _request: HoldfastRequest, _path: dict[str, str]) -> Response:
+    return Response(b"", status=308, headers={"Location": f"{deps.urls.base}/docs"}, content_type="text/plain")
+
+
+async def _serve_script(_deps: Dependencies, request: HoldfastRequest, _path: dict[str, str]) -> Response:
+    """Serve the script, whose name contains its version, so that caches may keep it for a year."""
+    script = await trio.to_thread.run_sync(_script, limiter=_describers)
+    return _served(request, script, "text/javascript; charset=utf-8", "public, max-age=31536000")
+
+
+PAGES: Final = (
+    ServedPage(method="GET", path="/docs", serve=_customers_page),
+    ServedPage(method="GET", path="/docs/", serve=_with_a_slash),
+    ServedPage(method="GET", path=f"/docs/{SCRIPT}", serve=_serve_script),
+    ServedPage(method="GET", path=f"/ops/docs/{SCRIPT}", serve=_serve_script),
 )
-async def docs_folder(call: Call) -> Outcome:
-    """The page's own links would not work at this address."""
-    return Response(b"", status=308, headers={"Location": f"{call.deps.urls.base}/docs"}, content_type="text/plain")
+"""The page for customers, and the script of both pages."""
 
 
-@route(
-    "GET",
-    f"/docs/{RAPIDOC}",
-    summary="Retrieve the script of the API reference",
-    media=(
-        Media(status=200, content_types=("text/javascript",), description="The script."),
-        Media(status=304, content_types=(), description="The cached script is current."),
-    ),
-)
-async def docs_script(call: Call) -> Outcome:
-    """Its name contains its version, so that caches may keep it for a year."""
-    return _served(call, _script(), "text/javascript; charset=utf-8", 31_536_000)
-
-
-def _served(call: Call, document: PublicDocument, content_type: str, max_age_s: int) -> Response:
+def _served(request: HoldfastRequest, document: PublicDocument, content_type: str, caching: str) -> Response:
     """Serve a document, compressed if the client accepts that, or the answer that a cached one is current."""
-    asked = call.request
     # Weak: it names both encodings.
-    headers = {**_caching(max_age_s), "ETag": f"W/{document.etag}", "Vary": "Accept-Encoding"}
-    if asked.if_none_match.contains_weak(document.etag.strip('"')):
+    headers = {"Cache-Control": caching, "ETag": f"W/{document.etag}", "Vary": "Accept-Encoding"}
+    if request.if_none_match.contains_weak(document.etag.strip('"')):
         return Response(b"", status=304, headers=headers)
-    if asked.accept_encodings.best_match(("gzip", "identity"), default="identity") == "identity":
+    if request.accept_encodings.best_match(("gzip", "identity"), default="identity") == "identity":
         return Response(document.plain, content_type=content_type, headers=headers)
     return Response(document.gzipped, content_type=content_type, headers={**headers, "Content-Encoding": "gzip"})
-
-
-def _caching(max_age_s: int) -> dict[str, str]:
-    return {"Cache-Control": f"public, max-age={max_age_s}"}

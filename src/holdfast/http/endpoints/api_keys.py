@@ -30,7 +30,7 @@ from holdfast.persistence.queries.credentials import api_keys_of_account, find_a
 from holdfast.persistence.queries.spending import keys_with_spending, spending_of_account, spending_of_key
 from holdfast.persistence.records.rows import ApiKeyRecord
 
-route = RouteTable("Account")
+route = RouteTable("API keys")
 
 STORED_KEYS_MAX: Final = 500
 """The most keys of an account. It is met only by one that revokes hundreds between two sweeps of the oldest."""
@@ -215,7 +215,7 @@ async def create_api_key(call: Call) -> Outcome:
 @route(
     "GET",
     "/v2/control/api-keys",
-    summary="List the account's API keys, newest first",
+    summary="List the account's API keys; newest first",
     auth=Auth.SESSION,
     reply=ApiKeyList,
 )
@@ -228,7 +228,7 @@ async def list_api_keys(call: Call) -> Outcome:
 @route(
     "PATCH",
     "/v2/control/api-keys/{api_key_id}",
-    summary="Change an API key, effective with the next request",
+    summary="Change an API key; effective with the next request",
     auth=Auth.SESSION,
     body=ApiKeyChange,
     reply=ApiKeyBody,
@@ -255,7 +255,7 @@ async def change_api_key(call: Call) -> Outcome:
 @route(
     "DELETE",
     "/v2/control/api-keys/{api_key_id}",
-    summary="Revoke an API key, effective with the next request",
+    summary="Revoke an API key; effective with the next request",
     auth=Auth.SESSION,
     reply=ApiKeyRevokedBody,
     errors=("api_key_not_found",),
@@ -277,7 +277,7 @@ async def revoke_api_key(call: Call) -> Outcome:
 @route(
     "GET",
     "/v2/control/limits",
-    summary="Retrieve the limits of the whole account, and what is spent of them",
+    summary="Retrieve the limits of the whole account; with what is spent of them",
     auth=Auth.SESSION_OR_KEY,
     scope=ACCOUNT_READ,
     reply=AccountLimitList,
@@ -293,7 +293,7 @@ async def read_limits(call: Call) -> Outcome:
 @route(
     "PUT",
     "/v2/control/limits",
-    summary="Replace the limits of the whole account, effective with the next request",
+    summary="Replace the limits of the whole account; effective with the next request",
     auth=Auth.SESSION,
     body=LimitsRequest,
     reply=AccountLimitList,

@@ -23,7 +23,7 @@ from holdfast.ledger.public_types import Amount, Currency, FreeForm, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.outbound.urls import is_public_url
 
-route = RouteTable("Catalog")
+route = RouteTable("Models")
 
 
 class TierBody(msgspec.Struct, frozen=True):
@@ -188,7 +188,7 @@ async def list_compatible_models(call: Call) -> Outcome:
 @route(
     "GET",
     "/v1/models/{model_id}",
-    summary="Retrieve a model with its input schema, an example and its price; slashes in its id may be encoded",
+    summary="Retrieve a model; with its input schema, an example and its price; slashes in its id may be encoded",
     reply=ModelDetails,
     errors=("model_not_found",),
 )
@@ -202,7 +202,7 @@ async def read_model(call: Call) -> Outcome:
 @route(
     "GET",
     "/v2/models",
-    summary="List the models with their input schemas, an example of each and its price",
+    summary="List the models; with their input schemas, an example of each and its price",
     reply=ModelList,
 )
 async def list_models(call: Call) -> Outcome:

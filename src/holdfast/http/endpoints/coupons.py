@@ -23,7 +23,7 @@ from holdfast.persistence.claims.coupons import (
     sha256_of_code,
 )
 
-route = RouteTable("Account")
+route = RouteTable("Credit")
 
 CouponCode = Annotated[
     str,

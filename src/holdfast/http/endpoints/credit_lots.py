@@ -18,7 +18,7 @@ from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.lots import LotRecord, lots_of_account
 
-route = RouteTable("Account")
+route = RouteTable("Credit")
 
 
 class CreditLotBody(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ FILTERS: Final = (_KIND, _STATUS, *PAGE)
 @route(
     "GET",
     "/v2/control/credit-lots",
-    summary="List the account's lots of credit with what is left of each",
+    summary="List the account's lots of credit; with what is left of each",
     auth=Auth.SESSION_OR_KEY,
     scope=ACCOUNT_READ,
     reply=CreditLotList,

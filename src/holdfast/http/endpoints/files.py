@@ -101,7 +101,7 @@ async def upload_file(call: Call) -> Outcome:
 @route(
     "GET",
     "/v2/files",
-    summary="List the account's files, newest first",
+    summary="List the account's files; newest first",
     auth=Auth.API_KEY,
     scope=TASKS_READ,
     reply=FileList,

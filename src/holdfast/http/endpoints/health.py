@@ -11,7 +11,7 @@ from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import BodyResponse, Media, Outcome, RouteTable
 from holdfast.providers.media.health import ProviderState
 
-route = RouteTable("Operations")
+route = RouteTable("Service")
 
 METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -56,7 +56,7 @@ def normalise_email(text: str) -> str | None:
     return f"{local}@{domain}"
 
 
-route = RouteTable("Sign-in and session")
+route = RouteTable("Sign-in")
 
 _CODE = re.compile(r"[0-9]{6}", re.ASCII)
 
@@ -64,7 +64,7 @@ _CODE = re.compile(r"[0-9]{6}", re.ASCII)
 @route(
     "POST",
     "/v2/control/auth/otp",
-    summary="Send a one-time code to an e-mail address, to sign in or to register",
+    summary="Send a one-time code: to an e-mail address, to sign in or to register",
     body=CodeRequest,
     reply=CodeSent,
     errors=("invalid_email", "otp_rate_limited", "otp_attempts_exceeded", "otp_delivery_failed"),
@@ -98,7 +98,7 @@ async def request_code(call: Call) -> Outcome:
 @route(
     "POST",
     "/v2/control/auth/verify",
-    summary="Exchange a one-time code for a session token; the first sign-in creates the account",
+    summary="Exchange the code for a session token; the first sign-in creates the account",
     body=VerifyRequest,
     reply=Verified,
     errors=("invalid_email", "invalid_otp", "otp_expired", "otp_attempts_exceeded", "account_disabled"),

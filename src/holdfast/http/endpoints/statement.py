@@ -11,12 +11,12 @@ from sqlalchemy import Connection
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import ACCOUNT_READ
 from holdfast.http.kit.listing import (
-    CSV_MEDIA,
     FORMAT,
     PAGE,
     CsvFile,
     ListBody,
     Position,
+    csv_media,
     filter_by,
     list_of_account,
     number_of,
@@ -95,7 +95,7 @@ def balance_change_micro(entry: Operation) -> int:
     return sum(amount for account, amount, _ in entry.postings if account in {AVAILABLE, HELD})
 
 
-route = RouteTable("Account")
+route = RouteTable("Credit")
 
 _KIND: Final = filter_by("kind", "Only operations of this kind.", [kind.value for kind in OperationKind])
 
@@ -117,11 +117,11 @@ COLUMNS: Final[Mapping[str, Callable[[Operation], str | int | None]]] = {
 @route(
     "GET",
     "/v2/control/ledger",
-    summary="List the account's operations with their postings and the totals after each, or export them as CSV",
+    summary="List the account's operations: with their postings and the totals after each, or as a CSV file",
     auth=Auth.SESSION_OR_KEY,
     scope=ACCOUNT_READ,
     reply=Statement,
-    media=(CSV_MEDIA,),
+    media=(csv_media(COLUMNS),),
     parameters=(_KIND, *PAGE, FORMAT),
 )
 async def read_statement(call: Call) -> Outcome:

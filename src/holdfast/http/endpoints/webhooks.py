@@ -39,7 +39,7 @@ from holdfast.persistence.queries.webhooks import (
 from holdfast.persistence.records.event_rows import WebhookRow
 from holdfast.providers.outbound.webhook_post import URL_MAX_CHARS, can_be_posted_to
 
-route = RouteTable("Events")
+route = RouteTable("Webhooks")
 
 
 @route(
@@ -65,7 +65,7 @@ async def create_webhook(call: Call) -> Outcome:
 @route(
     "GET",
     "/v2/control/webhooks",
-    summary="List the account's webhooks, newest first",
+    summary="List the account's webhooks; newest first",
     auth=Auth.SESSION,
     reply=WebhookList,
 )
@@ -115,7 +115,7 @@ async def test_webhook(call: Call) -> Outcome:
 @route(
     "GET",
     "/v2/control/webhooks/{webhook_id}/deliveries",
-    summary="List the events for a webhook with their delivery attempts, newest first",
+    summary="List the events for a webhook with their delivery attempts; newest first",
     auth=Auth.SESSION,
     reply=WebhookEventList,
     parameters=PAGE,
@@ -165,7 +165,7 @@ async def resend_delivery(call: Call) -> Outcome:
 @route(
     "PATCH",
     "/v2/control/webhooks/{webhook_id}",
-    summary="Change a webhook's address or events, disable it, or enable it again",
+    summary="Change a webhook: its address or events; disable it, or enable it again",
     auth=Auth.SESSION,
     body=WebhookChange,
     reply=WebhookBody,

@@ -187,14 +187,14 @@ class OperatorRoutes(RouteTable):
     Those :meth:`below` one path may have in common what they refuse with, and that the actions are urgent.
     """
 
-    def __init__(self, path: str = "", *, errors: tuple[str, ...] = (), is_urgent: bool = False) -> None:
-        super().__init__("Operators")
+    def __init__(self, tag: str, path: str = "", *, errors: tuple[str, ...] = (), is_urgent: bool = False) -> None:
+        super().__init__(tag)
         self._path, self._errors, self._is_urgent = path, errors, is_urgent
 
     def below(self, path: str, *, errors: tuple[str, ...], is_urgent: bool = False) -> OperatorRoutes:
         """Return what declares routes of this module whose paths go on with ``path``."""
         found = OperatorRoutes(
-            self._path + path, errors=(*self._errors, *errors), is_urgent=is_urgent or self._is_urgent
+            self._tag, self._path + path, errors=(*self._errors, *errors), is_urgent=is_urgent or self._is_urgent
         )
         found.routes = self.routes
         return found

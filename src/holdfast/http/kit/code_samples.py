@@ -1,4 +1,4 @@
-"""Examples of calls in the OpenAPI document, for a shell and in Python."""
+"""Examples of calls in the OpenAPI document, for a shell, in Python and in JavaScript."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from holdfast.http.kit.calls import Auth
-from holdfast.http.kit.routes import Parameter, Route
+from holdfast.http.kit.routes import EVENT_STREAM, Parameter, Route
 
 _CREDENTIALS: Final = {
     Auth.SESSION: "SESSION_TOKEN",
@@ -41,11 +41,14 @@ def code_samples(
         return [
             {"lang": "bash", "label": "curl", "source": _curl_upload(url, headers, texts, file)},
             {"lang": "python", "label": "Python", "source": _python_upload(url, headers, texts, file)},
+            {"lang": "javascript", "label": "JavaScript", "source": _javascript_upload(url, headers, texts, file)},
         ]
-    is_stream = any("text/event-stream" in media.content_types for media in route.media)
+    is_stream = any(EVENT_STREAM in media.content_types for media in route.media)
+    request = (route.method, url, headers, body, is_stream)
     return [
-        {"lang": "bash", "label": "curl", "source": _curl(route.method, url, headers, body, is_stream)},
-        {"lang": "python", "label": "Python", "source": _python(route.method, url, headers, body, is_stream)},
+        {"lang": "bash", "label": "curl", "source": _curl(*request)},
+        {"lang": "python", "label": "Python", "source": _python(*request)},
+        {"lang": "javascript", "label": "JavaScript", "source": _javascript(*request)},
     ]
 
 
@@ -63,7 +66,7 @@ def _curl(method: str, url: str, headers: dict[str, str], body: object | None, i
         headers = {**headers, "Content-Type": "application/json"}
     parts += [f"-H {_shell(f'{name}: {value}')}" for name, value in headers.items()]
     if body is not None:
-        parts.append("-d '" + json.dumps(body, ensure_ascii=False).replace("'", "'\\''") + "'")
+        parts.append("-d '" + json.dumps(body, ensure_ascii=False, indent=2).replace("'", "'\\''") + "'")
     return " \\\n  ".join(parts)
 
 
@@ -107,6 +110,53 @@ def _python(method: str, url: str, headers: dict[str, str], body: object | None,
     call = "".join(f"    {each},\n" for each in arguments)
     imports = "import os\n\nimport requests" if "os.environ" in call else "import requests"
     return f"{imports}\n\nresponse = requests.{method.lower()}(\n{call})\n{shown}"
+
+
+def _javascript(method: str, url: str, headers: dict[str, str], body: object | None, is_stream: bool) -> str:
+    """Return a module for Node.js 18 or newer."""
+    options = f'  method: "{method}",\n' if method != "GET" else ""
+    if body is not None:
+        headers = {**headers, "Content-Type": "application/json"}
+    if headers:
+        options += f"  headers: {_javascript_literal(headers, 2)},\n"
+    if body is not None:
+        options += f"  body: JSON.stringify({_javascript_literal(body, 2)}),\n"
+    call = f"fetch({_javascript_literal(url, 0)}" + (f", {{\n{options}}});" if options else ");")
+    shown = "console.log(response.status, await response.text());"
+    if is_stream:
+        shown = (
+            "for await (const part of response.body.pipeThrough(new TextDecoderStream())) {\n"
+            "  process.stdout.write(part);\n}"
+        )
+    return f"const response = await {call}\n{shown}"
+
+
+def _javascript_upload(url: str, headers: dict[str, str], texts: dict[str, str], file: str) -> str:
+    fields = "".join(f"form.append({json.dumps(name)}, {json.dumps(value)});\n" for name, value in texts.items())
+    return (
+        'import { openAsBlob } from "node:fs";\n\nconst form = new FormData();\n'
+        f'{fields}form.append("{file}", await openAsBlob("picture.png"), "picture.png");\n'
+        f"const response = await fetch({_javascript_literal(url, 0)}, {{\n"
+        f'  method: "POST",\n  headers: {_javascript_literal(headers, 2)},\n  body: form,\n}});\n'
+        "console.log(response.status, await response.text());"
+    )
+
+
+def _javascript_literal(value: object, indent: int) -> str:
+    """Write a value of JSON in JavaScript, one member of an object per line."""
+    if isinstance(value, Mapping):
+        pad = " " * indent
+        members = [
+            f"{pad}  {json.dumps(name)}: {_javascript_literal(each, indent + 2)},\n" for name, each in value.items()
+        ]
+        return f"{{\n{''.join(members)}{pad}}}" if members else "{}"
+    if not isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if found := _PLACEHOLDER.fullmatch(value):
+        return f"process.env.{found[1]}"
+    text = json.dumps(value, ensure_ascii=False)
+    filled = _PLACEHOLDER.sub(lambda found: f"${{process.env.{_variable(found[1])}}}", text)
+    return text if filled == text else f"`{filled[1:-1]}`"
 
 
 def _literal(value: object, indent: int) -> str:

@@ -122,7 +122,6 @@ FORMAT: Final = Parameter(
     "`csv` returns a file of all matching entries, or of `limit` entries.",
     schema={"type": "string", "enum": ["json", "csv"], "default": "json"},
 )
-CSV_MEDIA: Final = Media(status=200, content_types=("text/csv",), description="A page, or a CSV file.")
 
 _NO_FILTERS: Final = frozenset(each.name for each in (*PAGE, FORMAT))
 
@@ -500,6 +499,12 @@ async def _file_parts(
         if after is None or not limit:
             return
         page = await read_on(after, limit)
+
+
+def csv_media(columns: Iterable[str]) -> Media:
+    """Return the declaration of a file with these columns, which a list may be returned as."""
+    head = csv_lines([columns]).decode()
+    return Media(status=200, content_types=("text/csv",), description="A page, or a CSV file.", example=head)
 
 
 def csv_lines(table: Iterable[Iterable[str | int | None]]) -> bytes:

@@ -21,32 +21,21 @@ from holdfast.http.kit.extensions import ErrorForm, Extension
 from holdfast.http.kit.field_docs import field_docs, structs_in
 from holdfast.http.kit.listing import PAGE
 from holdfast.http.kit.operators import CSRF_HEADER
-from holdfast.http.kit.routes import Media, Parameter, Route
+from holdfast.http.kit.reference import CUSTOMERS, Reference
+from holdfast.http.kit.routes import EVENT_STREAM, Media, Parameter, Route
 from holdfast.ledger.alerts.account_events import PAYLOADS, AnyEventKind
 from holdfast.ledger.tasks.events import EVENT_KINDS
 from holdfast.ledger.tasks.public import TaskEvent
 
 JsonSchema = dict[str, Any]
 
-_TAGS: Final = (
-    "Sign-in and session",
-    "Account",
-    "Catalog",
-    "Media tasks",
-    "Events",
-    "Assets",
-    "Webhooks",
-    "Files",
-    "Usage",
-    "Payments",
-)
-"""The sections that come first in the document; others follow in the order of their modules."""
-
 RECORDED_AT: Final = "https://holdfast.example"
 """Stands for the service's address in the recorded responses."""
 RECORDED: Final = files("holdfast.http.kit") / "responses.json"
 """Responses of a real service by the type of their body, and events by their kind, which the tests record."""
 
+_EVENTS: Final = "Events"
+"""The section of the requests to customers' webhooks."""
 _FORM: Final = "multipart/form-data"
 _FILE: Final = {"type": "string", "format": "binary"}
 _REF: Final = "#/components/schemas/{name}"
@@ -84,17 +73,17 @@ _BEHIND_ROWS: Final = ("temporarily_unavailable", "overloaded")
 
 _SECURITY: Final[dict[Auth, list[dict[str, list[str]]]]] = {
     Auth.NONE: [],
-    Auth.OPTIONAL: [{}, {"session": []}, {"api_key": []}],
-    Auth.SESSION: [{"session": []}],
+    Auth.OPTIONAL: [{}, {"session_token": []}, {"api_key": []}],
+    Auth.SESSION: [{"session_token": []}],
     Auth.API_KEY: [{"api_key": []}],
-    Auth.SESSION_OR_KEY: [{"session": []}, {"api_key": []}],
+    Auth.SESSION_OR_KEY: [{"session_token": []}, {"api_key": []}],
     Auth.KEY_OR_LINK: [{"api_key": []}, {}],
     Auth.CALLBACK_SIGNATURE: [{"callback_signature": []}],
-    Auth.PROVIDER_WEBHOOK: [{"webhook_signature": []}, {"webhook_token": []}, {"callback_signature": []}],
+    Auth.PROVIDER_WEBHOOK: [{"webhook_signature": []}, {"container_token": []}, {"callback_signature": []}],
     Auth.SANDBOX_SIGNATURE: [{"sandbox_signature": []}],
     Auth.CARD_SIGNATURE: [{"card_signature": []}],
-    Auth.OPERATOR_READ: [{"operator": []}, {"session": []}, {"operator_cookie": []}],
-    Auth.OPERATOR_ACT: [{"operator": []}, {"session": []}, {"operator_cookie": [], "csrf_token": []}],
+    Auth.OPERATOR_READ: [{"operator_token": []}, {"session_token": []}, {"operator_session": []}],
+    Auth.OPERATOR_ACT: [{"operator_token": []}, {"session_token": []}, {"operator_session": [], "csrf_token": []}],
 }
 
 _IN_PATHS: Final = {
@@ -126,44 +115,21 @@ _WEBHOOK_HEADERS: Final = tuple(
     )
 )
 
-_DESCRIPTION: Final = """\
-Prepaid credit and media tasks. Amounts are decimal strings (1 credit = 1 USD), times RFC 3339 in UTC. Unset fields
-are null, never omitted; new fields may be added. Success is 200. Every response has `X-Request-Id`.
 
-**Errors** have one format: `{"error": {"message", "type", "code", "param", "request_id"}}`. Branch on `code`;
-`message` names the wrong value and may change. `invalid_input` adds `errors`, all that is wrong with the input,
-each with its `param` and `message`. `insufficient_credit` adds `required` and `available`, an exceeded limit
-`required`, `limit`, `spent` and `resets_at`, `provider_rejected` the provider's own `provider_code`. If waiting
-helps there is `Retry-After`; if repeating never helps there is `X-Should-Retry: false`. Objects of other accounts
-are 404. The codes are listed below.
-
-**Idempotency-Key** makes a request safe to repeat for 24 hours: the repeat gets the first response again, with
-`Idempotent-Replayed: true`. After a 503 to a request that changes something, the change may have happened: repeat
-the request with the same key.
-
-**Lists** are ordered newest first, those of operators' open work oldest first. Send `next_cursor` as `cursor`, with
-the same filters; it is null on the last page.
-
-**Signatures** of callbacks and card webhooks are `t=<unix>,v1=<hex>`, the HMAC-SHA256 of `<t>.<raw body>`; 300
-seconds of clock skew are allowed. A sandbox payment's signature comes with its order and is sent back unchanged: it
-covers the values of the body, not its bytes, and is valid until the order expires.
-
-**Payment orders** have five statuses that change independently; `state_history` lists each change and its cause.
-Credit given is `amount_breakdown.gross`; what is refunded or disputed later is reversed in the ledger, below zero
-if necessary.
-
-| Status | Type | Code | When |
-|---|---|---|---|
-"""
-
-
-def describe(routes: Sequence[Route], public_url: str, extensions: Sequence[Extension] = ()) -> JsonSchema:
-    """Return the OpenAPI 3.1 document of these routes of the core and its extensions, served at ``public_url``."""
+def describe(
+    routes: Sequence[Route], public_url: str, extensions: Sequence[Extension] = (), reference: Reference = CUSTOMERS
+) -> JsonSchema:
+    """Return the OpenAPI document of these routes of the core and its extensions, served at ``public_url``."""
+    routes = reference.ordered(routes)
     forms = [each.error_form for each in extensions if each.error_form is not None]
+    error_forms = [next((each for each in forms if route.path.startswith(each.below)), None) for route in routes]
+    events: list[tuple[AnyEventKind, type[msgspec.Struct]]] = []
+    if reference.has_events:
+        events = [*((kind, TaskEvent) for kind in EVENT_KINDS), *PAYLOADS.items()]
     bodies = {route.body for route in routes if route.body is not None}
     replies = {shape for route in routes for shape in (route.reply, route.other_reply) if shape is not None}
-    shapes: set[type[msgspec.Struct]] = {*bodies, *replies, ErrorResponse, TaskEvent, *PAYLOADS.values()}
-    shapes |= {form.body for form in forms}
+    shapes: set[type[msgspec.Struct]] = {*bodies, *replies, ErrorResponse, *(shape for _, shape in events)}
+    shapes |= {form.body for form in error_forms if form is not None}
     schemas = _components(shapes)
     received = structs_in(bodies)
     for shape in structs_in(shapes):
@@ -173,19 +139,24 @@ def describe(routes: Sequence[Route], public_url: str, extensions: Sequence[Exte
         recorded |= json.loads(file.read_text(encoding="utf-8").replace(RECORDED_AT, public_url.rstrip("/")))
     schemas["ErrorResponse"]["examples"] = [recorded["ErrorResponse"]]
     paths: dict[str, JsonSchema] = defaultdict(dict)
-    for route in routes:
-        form = next((each for each in forms if route.path.startswith(each.below)), None)
+    for route, form in zip(routes, error_forms, strict=True):
         paths[route.path][route.method.lower()] = _operation(route, public_url, schemas, recorded, form)
+    tags = dict.fromkeys(reference.sections) | dict.fromkeys(route.tag for route in routes)
+    used = {route.tag for route in routes} | ({_EVENTS} if events else set())
+    schemes = {name for route in routes for each in _SECURITY[route.auth] for name in each}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Holdfast", "version": __version__, "description": _DESCRIPTION + _error_rows()},
-        "servers": [{"url": public_url}],
-        "tags": [{"name": tag} for tag in dict.fromkeys((*_TAGS, *(route.tag for route in routes)))],
-        "paths": dict(paths),
-        "webhooks": {
-            kind: {"post": _webhook(kind, shape, recorded)}
-            for kind, shape in (dict.fromkeys(EVENT_KINDS, TaskEvent) | PAYLOADS).items()
+        "info": {
+            "title": reference.title,
+            "version": __version__,
+            "description": reference.introduction(public_url),
         },
+        "servers": [{"url": public_url}],
+        # Each operation says what it needs; a page asks for these first.
+        "security": [{name: []} for name in reference.credentials],
+        "tags": [{"name": tag, "description": reference.sections.get(tag, "")} for tag in tags if tag in used],
+        "paths": dict(paths),
+        "webhooks": {kind: {"post": _webhook(kind, shape, recorded)} for kind, shape in events},
         "components": {
             "schemas": schemas,
             "headers": {
@@ -196,23 +167,29 @@ def describe(routes: Sequence[Route], public_url: str, extensions: Sequence[Exte
                 }
             },
             "securitySchemes": {
-                "session": _bearer("A session token, `hst_…`."),
-                "api_key": _bearer("An API key, `hk_…`."),
-                "operator": _bearer("The operators' token."),
-                "operator_cookie": {
-                    "type": "apiKey",
-                    "in": "cookie",
-                    "name": "__Host-holdfast_operator" if public_url.startswith("https:") else "holdfast_operator",
-                    "description": "The session of an operator's browser.",
-                },
-                "csrf_token": _header(CSRF_HEADER, "The `csrf_token` of the operator's session."),
-                "callback_signature": _header("X-Callback-Signature", "Made with the provider's callback secret."),
-                "webhook_signature": _header("webhook-signature", "Made with the provider's own secret."),
-                "webhook_token": _bearer("A container's own secret."),
-                "sandbox_signature": _header("X-Sandbox-Payment-Signature", "Came with the sandbox order."),
-                "card_signature": _header("Cardprovider-Signature", "Made with the card provider's secret."),
+                name: scheme for name, scheme in _security_schemes(public_url).items() if name in schemes
             },
         },
+    }
+
+
+def _security_schemes(public_url: str) -> JsonSchema:
+    return {
+        "session_token": _bearer("A session token, `hst_…`, that the sign-in returns."),
+        "api_key": _bearer("An API key, `hk_…`, that its creation returns."),
+        "operator_token": _bearer("The operators' token: the setting `OPERATOR_TOKEN`."),
+        "operator_session": {
+            "type": "apiKey",
+            "in": "cookie",
+            "name": "__Host-holdfast_operator" if public_url.startswith("https:") else "holdfast_operator",
+            "description": "The session of an operator's browser.",
+        },
+        "csrf_token": _header(CSRF_HEADER, "The `csrf_token` of the operator's session."),
+        "callback_signature": _header("X-Callback-Signature", "Made with the provider's callback secret."),
+        "webhook_signature": _header("webhook-signature", "Made with the provider's own secret."),
+        "container_token": _bearer("A container's own secret."),
+        "sandbox_signature": _header("X-Sandbox-Payment-Signature", "Came with the sandbox order."),
+        "card_signature": _header("Cardprovider-Signature", "Made with the card provider's secret."),
     }
 
 
@@ -222,12 +199,6 @@ def _bearer(description: str) -> JsonSchema:
 
 def _header(name: str, description: str) -> JsonSchema:
     return {"type": "apiKey", "in": "header", "name": name, "description": description}
-
-
-def _error_rows() -> str:
-    """Return a line of Markdown for each code of the error table, by status."""
-    rows = sorted(ERROR_TABLE.items(), key=lambda item: item[1].status)
-    return "".join(f"| {row.status} | `{row.type}` | `{code}` | {row.when} |\n" for code, row in rows)
 
 
 def _components(shapes: set[type[msgspec.Struct]]) -> JsonSchema:
@@ -276,15 +247,12 @@ def _markdown(docstring: str) -> str:
 
 def _webhook(kind: AnyEventKind, shape: type[msgspec.Struct], recorded: JsonSchema) -> JsonSchema:
     """Describe the request sent to a customer's endpoint."""
-    is_of_task = shape is TaskEvent
-    summary = (
-        "a task, sent to its webhook_url and to webhooks" if is_of_task else "an account, sent to its webhooks"
-    )
+    of_task = "An event of a task, sent to its `webhook_url` and to webhooks."
     return {
         "operationId": f"receive_{kind.replace('.', '_')}",
-        "summary": f"The event {kind} of {summary}",
-        "description": "A request of this service to yours, signed as Standard Webhooks says.",
-        "tags": ["Webhooks"],
+        "summary": kind,
+        "description": of_task if shape is TaskEvent else "An event of an account, sent to its webhooks.",
+        "tags": [_EVENTS],
         "security": [],
         # openapi-generator 7 finds the types of webhooks' parameters in Python only here.
         "parameters": [{**_parameter(header), "x-py-typing": "str"} for header in _WEBHOOK_HEADERS],
@@ -347,10 +315,12 @@ def _operation(
 ) -> JsonSchema:
     body = example_body(route, schemas)
     form = _form(route) if route.form_files else None
+    title, *more = re.split("[;:] ", route.summary, maxsplit=1)
+    opening = [f"{each[0].upper()}{each[1:]}." for each in more]
     operation: JsonSchema = {
         "operationId": route.handler.__name__,
-        "summary": route.summary,
-        "description": _markdown(route.handler.__doc__ or ""),
+        "summary": title,
+        "description": "\n\n".join((*opening, _markdown(route.handler.__doc__ or ""))),
         "tags": [route.tag],
         "security": _SECURITY[route.auth],
         "parameters": [_parameter(each) for each in (*_path_parameters(route.path), *route.parameters)],
@@ -416,16 +386,25 @@ def _responses(route: Route, recorded: JsonSchema, form: ErrorForm | None) -> Js
                 ),
             )
     for media in route.media:
-        content = {kind: {"schema": _media_schema(media, kind)} for kind in media.content_types}
+        content = {kind: _media_content(media, kind, recorded) for kind in media.content_types}
         existing = responses.get(str(media.status), {"content": {}})["content"]
         responses[str(media.status)] = _response(media.description, existing | content)
     return dict(sorted(responses.items()))
 
 
-def _media_schema(media: Media, content_type: str) -> JsonSchema:
+def _media_content(media: Media, content_type: str, recorded: JsonSchema) -> JsonSchema:
     if media.schema_type == "object":
-        return {"type": "object", "additionalProperties": True}
-    return {"type": "string"} if content_type.startswith("text/") else {"type": "string", "format": "binary"}
+        return {"schema": {"type": "object", "additionalProperties": True}}
+    if not content_type.startswith("text/"):
+        return {"schema": _FILE}
+    text = media.example
+    if not isinstance(text, str):
+        events = [(name, json.dumps(recorded[shape.__name__])) for name, shape in text.items()]
+        text = "".join(f"event: {name}\ndata: {data}\n\n" for name, data in events)
+    examples = {"examples": {"Example": {"value": text}}} if text else {}
+    # Of a stream any schema is right: in OpenAPI 3.1 some take it for that of the whole text, others of each event.
+    # 3.2 tells them apart, but generators refuse it.
+    return {"schema": {} if content_type == EVENT_STREAM else {"type": "string"}, **examples}
 
 
 def _response(description: str, content: JsonSchema) -> JsonSchema:

@@ -36,6 +36,9 @@ Outcome: TypeAlias = msgspec.Struct | BodyResponse | Refusal | Response
 Handler: TypeAlias = Callable[[Call], Awaitable[Outcome]]
 
 
+EVENT_STREAM: Final = "text/event-stream"
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A query parameter, header or path parameter. ``schema`` is JSON Schema."""
@@ -65,12 +68,16 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Media:
-    """A successful response that is not a JSON struct."""
+    """A successful response that is not a JSON struct.
+
+    ``example`` is one of a text: written out, or the names of a stream's events with the types of their data.
+    """
 
     status: int
     content_types: tuple[str, ...]
     description: str
     schema_type: Literal["string", "object"] = "string"
+    example: str | Mapping[str, type[msgspec.Struct]] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +87,12 @@ class Declaration(Needs):
     ``form_files`` describes the files of a form by their names; the first is required unless there may be a
     ``body`` without them. The form has the fields of ``form``, too; without any, a file may be the whole body.
     ``other_reply`` is a second type of a successful response. ``errors`` are the codes of the handler, in addition
-    to those that other fields imply.
+    to those that other fields imply. ``summary`` is a title, and after a semicolon or colon what the description
+    begins with. ``tag`` is the section of the reference; that of its table unless it is declared.
     """
 
     summary: str
+    tag: str = ""
     raw_body_example: Mapping[str, object] | None = None
     form_files: Mapping[str, str] = field(default_factory=dict)
     form: type[msgspec.Struct] | None = None
@@ -99,7 +108,6 @@ class Declaration(Needs):
 class Route(Declaration):
     """One endpoint: its declaration and its handler."""
 
-    tag: str
     handler: Handler
 
     @property
@@ -148,6 +156,15 @@ class OrderIdConverter(BaseConverter):
     regex = "(?!(?:sandbox|cardprovider)$)[^/]+"
 
 
+HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})
+"""What is served on both listeners."""
+
+
+def is_for_operators(path: str) -> bool:
+    """Whether what is at a path is served on the operators' listener."""
+    return path in {"/metrics", "/ops"} or path.startswith("/ops/")
+
+
 def _takes(fields: Callable[P, object]) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
     """Type a method as taking what ``fields`` takes."""
     del fields
@@ -167,7 +184,7 @@ class RouteTable:
         """Declare the decorated handler as a route."""
 
         def declare(handler: Handler) -> Handler:
-            self.routes.append(Route(*args, **{"auth": self._auth, **fields}, tag=self._tag, handler=handler))
+            self.routes.append(Route(*args, **{"auth": self._auth, "tag": self._tag, **fields}, handler=handler))
             return handler
 
         return declare

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
@@ -11,7 +11,7 @@ import msgspec
 from quart import Response
 
 from holdfast.http.kit.responses import streamed
-from holdfast.http.kit.routes import Media, Parameter
+from holdfast.http.kit.routes import EVENT_STREAM, Media, Parameter
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.ledger.refusals import Refusal
 
@@ -22,7 +22,6 @@ STREAM_S: Final = 900.0
 """After this long a stream ends, so that its reader connects to whichever process is there then."""
 RETRY_MS: Final = 1_000
 """How long a reader is asked to wait before it connects again."""
-EVENT_STREAM: Final = "text/event-stream"
 
 WAIT: Final = Parameter(
     name="wait",
@@ -61,9 +60,10 @@ def read_last_event_id(sent: str | None, name: str = LAST_EVENT_ID.name) -> int 
     return int(sent)
 
 
-def stream_media(description: str) -> Media:
+def stream_media(description: str, example: str | Mapping[str, type[msgspec.Struct]] = "") -> Media:
     """Return the declaration of a stream of server-sent events."""
-    return Media(status=200, content_types=(EVENT_STREAM,), description=f"Server-sent events: {description}")
+    text = f"Server-sent events: {description}"
+    return Media(status=200, content_types=(EVENT_STREAM,), description=text, example=example)
 
 
 def stream_response(body: AbstractAsyncContextManager[AsyncIterator[bytes]]) -> Response:

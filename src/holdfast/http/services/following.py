@@ -15,8 +15,8 @@ from quart import Response
 
 from holdfast.actors.runtime.faults import AskFault
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.routes import Outcome
-from holdfast.http.kit.waiting import CHECK_S, EVENT_STREAM, RETRY_MS, STREAM_S, stream_response
+from holdfast.http.kit.routes import EVENT_STREAM, Outcome
+from holdfast.http.kit.waiting import CHECK_S, RETRY_MS, STREAM_S, stream_response
 from holdfast.http.services.tasks import own_task
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, TaskStatus

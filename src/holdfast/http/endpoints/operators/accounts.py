@@ -68,7 +68,7 @@ from holdfast.persistence.queries.webhooks import mail_recipient, webhooks_of_ac
 
 T = TypeVar("T")
 
-route = OperatorRoutes()
+route = OperatorRoutes("Accounts")
 
 _EMAIL: Final = Parameter(
     "email",
@@ -248,7 +248,7 @@ async def allow_mail(run: ActionRun, _: ActionWithReason, account_id: str) -> Al
 
 @_on_account.read(
     "/usage/totals",
-    "Sum an account's usage by day, model, API key, status or end user, or by two of them",
+    "Sum an account's usage: by day, model, API key, status or end user, or by two of them",
     UsageTotals,
     parameters=(GROUP_BY, *FILTERS, TIME_ZONE, *PERIOD),
 )
@@ -273,12 +273,12 @@ class SwitchedOffTopUpBody(msgspec.Struct, frozen=True):
 
 
 class SwitchedOffTopUpList(StoredListBody[SwitchedOffTopUpBody], frozen=True):
-    """A page of automatic top-ups that were switched off, the latest first."""
+    """A page of automatic top-ups that were switched off; the latest first."""
 
 
 @route.read(
     "/ops/api/switched-off-top-ups",
-    "List the accounts whose automatic top-up was switched off, the latest first",
+    "List the accounts whose automatic top-up was switched off; the latest first",
     SwitchedOffTopUpList,
     parameters=PAGE,
 )

@@ -17,7 +17,7 @@ from holdfast.ledger.public_types import Time
 from holdfast.persistence.operators.records import list_actions
 from holdfast.persistence.records.operator_tables import ActionResult
 
-route = OperatorRoutes()
+route = OperatorRoutes("Actions")
 
 _FILTERS: Final = (
     filter_by("operator", "Only actions by this operator."),
@@ -70,7 +70,7 @@ class ActionList(ListBody[ActionBody], frozen=True):
     """A page of operators' actions, newest first."""
 
 
-@route.read("/ops/api/actions", "List what operators did, newest first", ActionList, parameters=(*_FILTERS, *PAGE))
+@route.read("/ops/api/actions", "List what operators did; newest first", ActionList, parameters=(*_FILTERS, *PAGE))
 async def list_operator_actions(call: Call) -> Outcome:
     """Actions that were refused or failed are listed too."""
     return await list_for_operators(

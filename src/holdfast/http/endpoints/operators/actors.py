@@ -41,7 +41,7 @@ from holdfast.supervision.control.messages import (
 from holdfast.supervision.dead_letters import DeadLetter, DeadReason
 from holdfast.supervision.keyed_child import ActorState
 
-route = OperatorRoutes()
+route = OperatorRoutes("Actors")
 
 QUARANTINE_DEFAULT_S: Final = 3_600.0
 QUARANTINE_MAX_S: Final = 30 * 86_400.0

@@ -32,7 +32,7 @@ from holdfast.persistence.queries.books import (
 )
 from holdfast.persistence.records.rows import AuditProgress, KnownDifference
 
-route = OperatorRoutes()
+route = OperatorRoutes("Books")
 
 REVENUE_DAYS: Final = 31
 REVENUE_DAYS_MAX: Final = 366

@@ -34,7 +34,7 @@ from holdfast.persistence.claims.coupons import add_coupon, end_coupon, sha256_o
 from holdfast.persistence.queries.lots import list_coupons
 from holdfast.persistence.records.credit_tables import CouponRow
 
-route = OperatorRoutes()
+route = OperatorRoutes("Credit")
 
 ADJUSTMENT_NOTE: Final = "adjusted by the operator"
 GRANT_NOTE: Final = "granted by the operator"
@@ -248,7 +248,7 @@ async def make_coupon(run: ActionRun, given: NewCoupon) -> MadeCoupon | Refusal:
     return render(MadeCoupon, coupon, code=code)
 
 
-@route.read("/ops/api/coupons", "List coupons, newest first", CouponList, parameters=PAGE)
+@route.read("/ops/api/coupons", "List coupons; newest first", CouponList, parameters=PAGE)
 async def read_coupons(call: Call) -> Outcome:
     """Coupons that have ended are listed too."""
     return await list_for_operators(

@@ -28,7 +28,7 @@ from holdfast.persistence.queries.orders import OrderTrouble, TroubledOrder, ord
 from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.providers.card.base import CardFault, CardRejected, micro_per_minor, minor_from_micro
 
-route = OperatorRoutes()
+route = OperatorRoutes("Payments")
 
 _TROUBLE: Final = filter_by(
     "trouble",
@@ -79,7 +79,7 @@ class OrderDetailsList(StoredListBody[OrderDetails], frozen=True):
 
 @route.read(
     "/ops/api/orders",
-    "List the payment orders that need attention, oldest first",
+    "List the payment orders that need attention; oldest first",
     OrderDetailsList,
     parameters=(_TROUBLE, *PAGE),
 )
@@ -90,7 +90,7 @@ async def list_troubled_orders(call: Call) -> Outcome:
 
 @route.read(
     "/ops/api/payments",
-    "List the held payment orders of all accounts, oldest first",
+    "List the held payment orders of all accounts; oldest first",
     HeldOrderList,
     parameters=PAGE,
 )

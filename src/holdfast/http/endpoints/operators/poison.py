@@ -18,7 +18,7 @@ from holdfast.persistence.operators.poison import list_poison, poison_by_id
 from holdfast.persistence.records.operator_tables import PoisonRecord, PoisonState
 from holdfast.supervision.poison_replays import NOT_FOUND
 
-route = OperatorRoutes()
+route = OperatorRoutes("Poison messages")
 
 _FILTERS: Final = (
     filter_by("group", "Only messages to actors of this group.", GROUPS),
@@ -76,7 +76,7 @@ class PoisonList(ListBody[PoisonBody], frozen=True):
 
 @route.read(
     "/ops/api/poison",
-    "List the messages whose handling crashed their actor, newest first",
+    "List the messages whose handling crashed their actor; newest first",
     PoisonList,
     parameters=(*_FILTERS, *PAGE),
 )

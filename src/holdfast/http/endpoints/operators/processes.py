@@ -75,7 +75,7 @@ async def ask_all(deps: Dependencies, command: Command[T]) -> Answers[T]:
     )
 
 
-route = OperatorRoutes()
+route = OperatorRoutes("Processes")
 
 
 class ChildRequest(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ from holdfast.providers.media.kinds import PROVIDER_KINDS
 from holdfast.providers.media.provider_check import CheckStep
 from holdfast.supervision.control.messages import DescribeProcess, ProviderView
 
-route = OperatorRoutes()
+route = OperatorRoutes("Providers")
 
 
 class ProviderDetails(msgspec.Struct, frozen=True, kw_only=True):

@@ -82,7 +82,7 @@ def report_event(report: Report) -> bytes:
     return b"event: %b\ndata: %b\n" % (report.kind.encode(), msgspec.json.encode(report_body(report)))
 
 
-route = OperatorRoutes()
+route = OperatorRoutes("Reports")
 
 CHECK_S: Final = 5.0
 """How often the credential of a stream is checked again; a silent stream then has a comment."""
@@ -101,7 +101,7 @@ _FILTERS: Final = (
 
 
 @route.read(
-    "/ops/api/reports", "List the reports of all processes, newest first", ReportList, parameters=(*_FILTERS, *PAGE)
+    "/ops/api/reports", "List the reports of all processes; newest first", ReportList, parameters=(*_FILTERS, *PAGE)
 )
 async def list_reports(call: Call) -> Outcome:
     """The position is read before the page, so that the stream from there misses nothing.

@@ -29,7 +29,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import ReviewDecision, ReviewReason, Task
 from holdfast.persistence.queries.tasks import open_reviews, task_under_review
 
-route = OperatorRoutes()
+route = OperatorRoutes("Reviews")
 
 _REASON: Final = filter_by("reason", "Only reviews for this reason.", get_args(ReviewReason))
 
@@ -91,7 +91,7 @@ class ReviewList(StoredListBody[ReviewBody], frozen=True):
 
 @route.read(
     "/ops/api/reviews",
-    "List the open reviews of all accounts, oldest task first",
+    "List the open reviews of all accounts; oldest task first",
     ReviewList,
     parameters=(_REASON, *PAGE),
 )

@@ -25,7 +25,7 @@ from holdfast.http.kit.routes import BodyResponse, Outcome
 from holdfast.http.schemas.common import CodeRequest, CodeSent, VerifyRequest
 from holdfast.ledger.refusals import Refusal
 
-route = OperatorRoutes()
+route = OperatorRoutes("Session")
 
 
 class TokenSignIn(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ from holdfast.persistence.queries.tasks import TaskRow, failed_tasks, stored_tas
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.telemetry.traces import trace_id_in
 
-route = OperatorRoutes()
+route = OperatorRoutes("Tasks")
 
 D = TypeVar("D", bound="TaskDetails")
 
@@ -70,7 +70,7 @@ class TaskDetailsList(StoredListBody[TaskDetails], frozen=True):
 
 @route.read(
     "/ops/api/tasks",
-    "List the tasks of all accounts that have not ended, oldest first",
+    "List the tasks of all accounts that have not ended; oldest first",
     TaskDetailsList,
     parameters=(_AT_PROVIDER, _STATUS, *PAGE),
 )
@@ -83,7 +83,7 @@ async def list_unfinished_tasks(call: Call) -> Outcome:
 
 @route.read(
     "/ops/api/failed-tasks",
-    "List the failed tasks of all accounts, newest first",
+    "List the failed tasks of all accounts; newest first",
     TaskDetailsList,
     parameters=(_AT_PROVIDER, *PAGE),
 )

@@ -29,7 +29,7 @@ from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.time_lines import Source, TimeLineEntry, time_line_of_account, time_line_of_task
 
-route = OperatorRoutes()
+route = OperatorRoutes("Time lines")
 
 _SOURCE: Final = filter_by("source", "Only entries of this kind.", get_args(Source))
 

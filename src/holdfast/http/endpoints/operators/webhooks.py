@@ -27,7 +27,7 @@ from holdfast.persistence.queries.events import (
     failure_counts,
 )
 
-route = OperatorRoutes()
+route = OperatorRoutes("Webhooks")
 
 _FILTERS: Final = (
     filter_by(
@@ -63,7 +63,7 @@ class FailedEventList(ListBody[FailedEventBody], frozen=True):
 
 @route.read(
     "/ops/api/webhooks",
-    "List the events of all accounts whose delivery fails, newest first",
+    "List the events of all accounts whose delivery fails; newest first",
     FailedEventList,
     parameters=(*_FILTERS, *PAGE),
 )

@@ -126,6 +126,7 @@ async def create_card_order(call: Call) -> Outcome:
     "POST",
     "/v2/control/payments/cardprovider/webhook",
     summary="Receive a card provider's event about a payment",
+    tag="Callbacks",
     auth=Auth.CARD_SIGNATURE,
     raw_body_bytes_max=EVENT_BYTES_MAX,
     raw_body_example={"id": "evt_1", "type": "payment_intent.succeeded", "data": {"object": {"id": "pi_1"}}},

@@ -36,7 +36,7 @@ _PROVIDER: Final = filter_by("provider", "Only orders of this payment provider."
 @route(
     "GET",
     "/v2/control/payments",
-    summary="List the account's payment orders, newest first",
+    summary="List the account's payment orders; newest first",
     auth=Auth.SESSION_OR_KEY,
     scope=ACCOUNT_READ,
     reply=PaymentOrderList,

@@ -29,7 +29,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.orders import top_up_of_account
 from holdfast.providers.card.base import CardFault, CardPayments
 
-route = RouteTable("Payments")
+route = RouteTable("Cards")
 
 
 @route(
@@ -63,7 +63,7 @@ async def set_up_card(call: Call) -> Outcome:
 @route(
     "GET",
     "/v2/control/cards",
-    summary="List the saved cards, newest first",
+    summary="List the saved cards; newest first",
     auth=Auth.SESSION_OR_KEY,
     scope=ACCOUNT_READ,
     reply=CardList,

@@ -15,7 +15,7 @@ from holdfast.http.kit.stored_content import (
 from holdfast.http.services.files import LINK_EXPIRED, send_asset
 from holdfast.persistence.queries.tasks import asset_by_id
 
-route = RouteTable("Assets")
+route = RouteTable("Files")
 
 
 @route(

@@ -37,13 +37,13 @@ def webhook_secret_body(webhook_key: bytes, account_id: str, found: Signing) -> 
     return render(WebhookSecretBody, found, secret=secret, previous_valid_until=found.alone_from)
 
 
-route = RouteTable("Events")
+route = RouteTable("Tasks")
 
 
 @route(
     "GET",
     "/v2/task/{request_id}/events",
-    summary="List a task's events with their delivery attempts, newest first",
+    summary="List a task's events with their delivery attempts; newest first",
     auth=Auth.API_KEY,
     scope=TASKS_READ,
     reply=EventList,
@@ -62,7 +62,7 @@ async def list_events(call: Call) -> Outcome:
 @route(
     "POST",
     "/v2/task/{request_id}/events/{event_id}/resend",
-    summary="Deliver an event again, under the same id",
+    summary="Deliver a task's event again, under the same id",
     auth=Auth.API_KEY,
     scope=TASKS_WRITE,
     reply=EventBody,
@@ -98,6 +98,7 @@ async def resend_event(call: Call) -> Outcome:
     "GET",
     "/v2/control/webhook-secret",
     summary="Retrieve the secret that signs the account's events",
+    tag="Webhooks",
     auth=Auth.SESSION,
     reply=WebhookSecretBody,
 )
@@ -110,6 +111,7 @@ async def read_webhook_secret(call: Call) -> Outcome:
     "POST",
     "/v2/control/webhook-secret/rotate",
     summary="Rotate the secret; the previous one keeps signing for a day",
+    tag="Webhooks",
     auth=Auth.SESSION,
     reply=WebhookSecretBody,
     errors=("rate_limit_exceeded",),

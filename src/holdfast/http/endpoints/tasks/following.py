@@ -19,9 +19,8 @@ from sqlalchemy import Connection
 from holdfast.actors.runtime.faults import AskFault
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import ACCOUNT_READ, TASKS_READ, lacking_scope
-from holdfast.http.kit.routes import Media, Outcome, RouteTable
+from holdfast.http.kit.routes import EVENT_STREAM, Media, Outcome, RouteTable
 from holdfast.http.kit.waiting import (
-    EVENT_STREAM,
     LAST_EVENT_ID,
     RETRY_MS,
     event,
@@ -30,8 +29,8 @@ from holdfast.http.kit.waiting import (
     stream_response,
 )
 from holdfast.http.schemas.common import AccountBody, account_body
-from holdfast.http.schemas.payments import payment_order_body
-from holdfast.http.schemas.tasks import task_body
+from holdfast.http.schemas.payments import PaymentOrderBody, payment_order_body
+from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.http.services.following import RETRY_S, StreamClock, follow_task, sent
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
@@ -50,7 +49,7 @@ ROWS_AT_ONCE: Final = 16
 _Rows: TypeAlias = Mapping[str, tuple[str, Task | Order | UnreadableRow]]
 """Tasks and orders by their ids, each with its account's id."""
 
-route = RouteTable("Streams")
+route = RouteTable("Tasks")
 
 
 class Unreadable(msgspec.Struct, frozen=True):
@@ -68,7 +67,8 @@ class Unreadable(msgspec.Struct, frozen=True):
     media=(
         stream_media(
             "an event `task` with the task as it is, at once and after each change; changes of its progress "
-            "alone at most four times a second. The stream ends after the task has."
+            "alone at most four times a second. The stream ends after the task has.",
+            {"task": TaskBody},
         ),
         Media(status=204, content_types=(), description="The task has ended, and the reader has its last event."),
     ),
@@ -87,6 +87,7 @@ async def stream_task(call: Call) -> Outcome:
     "GET",
     "/v2/control/stream",
     summary="Follow the account: its totals, its tasks and its orders",
+    tag="Credit",
     auth=Auth.SESSION_OR_KEY,
     scope=ACCOUNT_READ,
     media=(
@@ -94,7 +95,8 @@ async def stream_task(call: Call) -> Outcome:
             "at once, and at most once a second after changes: an event `task` or `order` for each task or "
             "order that was changed, as it is, then `account` with the totals and the `id` to resume from. A new "
             "stream begins with the tasks that have not ended, a resumed one with all that was changed. "
-            "An event `unreadable` has the `id` of what cannot be read now."
+            "An event `unreadable` has the `id` of what cannot be read now.",
+            {"task": TaskBody, "order": PaymentOrderBody, "account": AccountBody},
         ),
     ),
     parameters=(LAST_EVENT_ID,),

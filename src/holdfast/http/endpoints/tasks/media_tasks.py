@@ -25,7 +25,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.tasks import tasks_of_account
 
-route = RouteTable("Media tasks")
+route = RouteTable("Tasks")
 
 
 @route(
@@ -58,7 +58,7 @@ def _created(call: Call, task: Task | Refusal) -> Outcome:
 @route(
     "GET",
     "/v2/task/list",
-    summary="List the account's tasks, newest first",
+    summary="List the account's tasks; newest first",
     auth=Auth.API_KEY,
     scope=TASKS_READ,
     reply=TaskList,
@@ -109,7 +109,7 @@ def _entity_tag(deps: Dependencies, task: Task, now: datetime) -> str:
 @route(
     "POST",
     "/v2/task/{request_id}/retry",
-    summary="Retry an ended task as a new task, at the current price",
+    summary="Retry an ended task: as a new task, at the current price",
     auth=Auth.API_KEY,
     scope=TASKS_WRITE,
     reply=TaskBody,
@@ -127,7 +127,7 @@ async def retry_task(call: Call) -> Outcome:
 @route(
     "POST",
     "/v2/task/{request_id}/cancel",
-    summary="Cancel a task and release its whole hold",
+    summary="Cancel a task; its whole hold is released",
     auth=Auth.API_KEY,
     scope=TASKS_WRITE,
     reply=TaskBody,

@@ -9,7 +9,6 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import USAGE_READ
 from holdfast.http.kit.listing import (
     API_KEY_ID,
-    CSV_MEDIA,
     END_USER,
     FORMAT,
     MODEL,
@@ -17,6 +16,7 @@ from holdfast.http.kit.listing import (
     STATUS,
     CsvFile,
     Position,
+    csv_media,
     filter_by,
     list_of_account,
 )
@@ -53,11 +53,11 @@ COLUMNS: Final[Mapping[str, Callable[[UsageEntry], str | int | None]]] = {
 @route(
     "GET",
     "/v2/usage/logs",
-    summary="List the account's usage, newest first, or export it as CSV",
+    summary="List the account's usage: newest first, or as a CSV file",
     auth=Auth.SESSION_OR_KEY,
     scope=USAGE_READ,
     reply=UsageList,
-    media=(CSV_MEDIA,),
+    media=(csv_media(COLUMNS),),
     parameters=(*PAGE, STATUS, MODEL, _MODALITY, API_KEY_ID, END_USER, FORMAT),
 )
 async def list_usage(call: Call) -> Outcome:

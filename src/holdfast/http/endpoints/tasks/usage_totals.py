@@ -18,7 +18,6 @@ from holdfast.http.kit.credentials import USAGE_READ
 from holdfast.http.kit.listing import (
     API_KEY_ID,
     CSV_CONTENT_TYPE,
-    CSV_MEDIA,
     END_USER,
     FORMAT,
     FROM,
@@ -27,6 +26,7 @@ from holdfast.http.kit.listing import (
     STATUS,
     TO,
     csv_lines,
+    csv_media,
     read_window,
 )
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
@@ -138,11 +138,11 @@ class _Question(NamedTuple):
 @route(
     "GET",
     "/v2/usage/totals",
-    summary="Sum the account's usage by day, model, API key, status or end user, or by two of them",
+    summary="Sum the account's usage: by day, model, API key, status or end user, or by two of them",
     auth=Auth.SESSION_OR_KEY,
     scope=USAGE_READ,
     reply=UsageTotals,
-    media=(CSV_MEDIA,),
+    media=(csv_media(["day", *COLUMNS]),),
     parameters=(GROUP_BY, *FILTERS, TIME_ZONE, *PERIOD, AS_FILE),
 )
 async def sum_usage(call: Call) -> Outcome:
