@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Final
 
 INTERRUPTED: Final = 130
 """As shells report a command that Ctrl-C ended."""
+INIT_PID: Final = 1
 
 
 def main() -> None:
     """Run the command line. Ctrl-C ends it without a traceback, also while its modules are imported."""
     try:
+        if os.getpid() == INIT_PID:
+            from holdfast.start.init_process import run_in_child
+
+            run_in_child()
         from holdfast.commands.cli import main as run
 
         run()

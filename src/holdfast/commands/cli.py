@@ -31,7 +31,7 @@ from holdfast.settings.settings import (
     load_locations,
     load_service_location,
     load_settings,
-    prefer,
+    override,
     use_env_file,
 )
 from holdfast.start.exit_codes import BAD_CONFIGURATION, GAVE_UP
@@ -128,7 +128,7 @@ def serve_command(
         signal.signal(number, signal.SIG_IGN)
     given = {"PROCESSES": processes, "HOST": host, "PORT": port, "LOG_LEVEL": log_level}
     with report_faults():
-        prefer({name: str(value) for name, value in given.items() if value is not None})
+        override(environment(), {name: str(value) for name, value in given.items() if value is not None})
         settings = load_settings(environment())
         if settings.processes:
             from holdfast.start.parent.parent import serve

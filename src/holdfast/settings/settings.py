@@ -1,6 +1,7 @@
 """Settings: one frozen, validated object, read from environment variables.
 
-Every variable is ``HOLDFAST_`` and a field's alias; a blank value counts as unset. All faults are listed at once.
+Every variable is ``HOLDFAST_`` and a field's alias, or that and ``_FILE``, which names a file with the value; a
+blank value counts as unset. All faults are listed at once.
 Development generates missing secrets and stores them in ``DATA_DIR/secrets``, one file each; production refuses
 to start without its secrets, or with weak ones.
 """
@@ -12,7 +13,7 @@ import difflib
 import hmac
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar, get_type_hints
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -20,7 +21,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 from msgspec import Meta
 
-from holdfast.settings.checks import OWN_SECRETS, Fault, find_faults, find_location_faults
+from holdfast.settings.checks import MEMBER_TLS, OWN_SECRETS, Fault, find_faults, find_location_faults
 from holdfast.settings.env_file import EnvFileFault, parse_env_file
 from holdfast.settings.values import (
     AbsolutePath,
@@ -43,10 +44,12 @@ from holdfast.settings.values import (
     SmtpUrl,
     TextList,
     is_open_to_all,
+    read_file_value,
     read_value,
 )
 
 PREFIX = "HOLDFAST_"
+IN_FILE = "_FILE"
 PRODUCTION_DEFAULTS = {
     "LOG_FORMAT": "json",
     "PROCESSES": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1),
@@ -270,16 +273,20 @@ class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
 
 
 _NAMES: Final = tuple(field.encode_name for field in msgspec.structs.fields(Settings))
+_NAMES_OF_FILES: Final = {"CATALOG", "DATA_DIR", *MEMBER_TLS}
+"""The settings that are names of files themselves."""
 
 
-def environment() -> Mapping[str, str]:
+def environment() -> MutableMapping[str, str]:
     """Return this process's environment; no other module reads it."""
     return os.environ
 
 
-def prefer(options: Mapping[str, str]) -> None:
-    """Let options of the command line replace the settings of these names, in this process and its children."""
-    os.environ.update({f"{PREFIX}{name}": value for name, value in options.items()})
+def override(variables: MutableMapping[str, str], given: Mapping[str, str]) -> None:
+    """Replace the settings of these names in variables of the environment."""
+    for name, value in given.items():
+        variables[f"{PREFIX}{name}"] = value
+        variables.pop(f"{PREFIX}{name}{IN_FILE}", None)
 
 
 def use_env_file(path: Path) -> tuple[str, ...]:
@@ -296,8 +303,12 @@ def use_env_file(path: Path) -> tuple[str, ...]:
         raise SettingsFault((f"{path} cannot be read: {exc.strerror}",)) from exc
     except EnvFileFault as fault:
         raise SettingsFault((f"{path}: {fault}",)) from None
+    own = set(os.environ)
     for name, value in found.variables.items():
-        os.environ.setdefault(name, value)
+        # What this process has of a setting, a value or a file, takes precedence over both forms here.
+        other = name.removesuffix(IN_FILE) if name.endswith(IN_FILE) else f"{name}{IN_FILE}"
+        if name not in own and not (name.startswith(PREFIX) and other in own):
+            os.environ[name] = value
     return tuple(f"{path}: {line}" for line in warnings)
 
 
@@ -306,10 +317,10 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
 
     Raises :class:`SettingsFault`, and then has written nothing.
     """
-    given = _given(environ)
+    given, unread = _given(environ)
     if given.get("ENV") == "production":
         given = PRODUCTION_DEFAULTS | given
-    settings = _read(Settings, given, find_faults(given))
+    settings = _read(Settings, given, unread, find_faults(given))
     if not settings.is_production:
         return msgspec.structs.replace(settings, **_development_secrets(settings))
     if not settings.server_key:
@@ -321,25 +332,44 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
 
 def load_locations(environ: Mapping[str, str]) -> Locations:
     """Read only the locations. Raises :class:`SettingsFault`; writes nothing."""
-    given = _given(environ)
-    return _read(Locations, given, find_location_faults(given))
+    given, unread = _given(environ)
+    return _read(Locations, given, unread, find_location_faults(given))
 
 
 def load_service_location(environ: Mapping[str, str]) -> ServiceLocation:
     """Read only what calling the service needs. Raises :class:`SettingsFault`; writes nothing."""
-    return _read(ServiceLocation, _given(environ))
+    given, unread = _given(environ)
+    return _read(ServiceLocation, given, unread)
 
 
-def _given(environ: Mapping[str, str]) -> dict[str, str]:
-    return {
+def _given(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the given values, and what is wrong with those that are in files, both by the settings' names."""
+    variables = {
         name.removeprefix(PREFIX): value.strip()
         for name, value in environ.items()
         if name.startswith(PREFIX) and value.strip()
     }
+    values, unread = {}, {}
+    for name, value in variables.items():
+        setting = name.removesuffix(IN_FILE)
+        if setting == name or setting not in _NAMES or setting in _NAMES_OF_FILES:
+            values[name] = value
+        elif setting in variables:
+            unread[setting] = f"is set, and so is {PREFIX}{setting}; remove one of them"
+        else:
+            try:
+                values[setting] = read_file_value(value)
+            except ValueError as fault:
+                unread[setting] = str(fault)
+    return values, unread
 
 
-def _read(kind: type[S], given: Mapping[str, str], faults: Iterable[Fault] = ()) -> S:
-    """Read the settings. Raises :class:`SettingsFault` for invalid values, unknown names and ``faults``."""
+def _read(kind: type[S], given: Mapping[str, str], unread: Mapping[str, str], faults: Iterable[Fault] = ()) -> S:
+    """Read the settings.
+
+    Raises :class:`SettingsFault` for invalid values, unknown names, ``unread`` files, and ``faults`` of settings
+    whose file was not unread.
+    """
     types = get_type_hints(kind, include_extras=True)
     values, invalid = {}, []
     for field in msgspec.structs.fields(kind):
@@ -350,7 +380,9 @@ def _read(kind: type[S], given: Mapping[str, str], faults: Iterable[Fault] = ())
         except ValueError as fault:
             invalid.append((name, str(fault)))
     unknown = [(name, _not_a_setting(name)) for name in given if name not in _NAMES]
-    lines = tuple(f"{PREFIX}{name} {trouble}" for name, trouble in (*invalid, *unknown, *faults))
+    of_files = [(f"{name}{IN_FILE}", trouble) for name, trouble in unread.items()]
+    others = [each for each in (*invalid, *unknown, *faults) if each[0] not in unread]
+    lines = tuple(f"{PREFIX}{name} {trouble}" for name, trouble in (*of_files, *others))
     if lines:
         raise SettingsFault(lines)
     return kind(**values)

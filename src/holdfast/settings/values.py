@@ -28,6 +28,9 @@ EMBEDDED = "embedded"
 SHOWN_CHARS_MAX = 20
 """A longer invalid value is not shown: it could be a secret in the wrong variable."""
 
+FILE_BYTES_MAX = 65_536
+"""A file with the value of one setting has no more."""
+
 _PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
 _BOOLEANS = dict.fromkeys(("true", "1", "yes", "on", "t", "y"), True) | dict.fromkeys(
     ("false", "0", "no", "off", "f", "n"), False
@@ -52,6 +55,24 @@ def read_value(kind: Any, text: str) -> Any:
     except (KeyError, ValueError):
         shown = f", not {text!r}" if len(text) <= SHOWN_CHARS_MAX else ""
         raise ValueError(f"must be {expected_value(kind)}{shown}") from None
+
+
+def read_file_value(name: str) -> str:
+    """Return the text of a file that has the value of one setting, without blanks around it. Raises ValueError."""
+    path = _file(name)
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+        text = content.decode().strip()
+    except OSError as fault:
+        raise ValueError(f"names {path}, which cannot be read: {fault.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"names {path}, which is not UTF-8") from None
+    if len(content) > FILE_BYTES_MAX:
+        raise ValueError(f"names {path}, which has more than {FILE_BYTES_MAX} bytes")
+    if not text:
+        raise ValueError(f"names {path}, which is empty")
+    return text
 
 
 def split_list(text: str) -> tuple[str, ...]:

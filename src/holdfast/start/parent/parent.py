@@ -33,7 +33,7 @@ from holdfast import __version__
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.postmaster import EmbeddedFault
 from holdfast.persistence.server.revisions import is_migrated
-from holdfast.settings.settings import PREFIX, Settings, SettingsFault, environment
+from holdfast.settings.settings import Settings, SettingsFault, environment, override
 from holdfast.settings.warnings import find_warnings
 from holdfast.sockets.closing import refuse_new_connections
 from holdfast.sockets.emulator_sockets import EmulatorSockets, open_emulator_sockets
@@ -166,7 +166,7 @@ def serve(settings: Settings) -> int:
         # The data folder is this process's from here on.
         emulators = open_emulator_sockets(settings)
         stack.callback(emulators.close)
-        variables |= _environment(settings, emulators, embedded)
+        override(variables, _decided(settings, emulators, embedded))
         parent = Parent(
             settings,
             sockets=sockets,
@@ -386,20 +386,18 @@ class Parent:
             sign_in_with=str(self._settings.token_file) if self._settings.has_token_file else None,
             env=self._settings.env,
             processes=self._workers.count,
-            database="configured" if self._settings.is_production else self._variables[f"{PREFIX}DATABASE_URL"],
+            database="configured" if self._settings.is_production else self._database_url,
             card_emulator=None if card is None else url_of(card),
         )
 
 
-def _environment(
-    settings: Settings, emulators: EmulatorSockets, embedded: EmbeddedPostgres | None
-) -> dict[str, str]:
+def _decided(settings: Settings, emulators: EmulatorSockets, embedded: EmbeddedPostgres | None) -> dict[str, str]:
     """Return the settings that the parent decides for all its children."""
     decided = {"PROCESSES": str(settings.processes)}
     decided |= {name.upper(): str(port) for name, port in emulators.ports.items()}
     if embedded is not None:
         decided["DATABASE_URL"] = embedded.url
-    return {f"{PREFIX}{name}": value for name, value in decided.items()}
+    return decided
 
 
 @contextmanager
