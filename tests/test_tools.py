@@ -10,7 +10,7 @@ from . import tools
 from .tools import CLIENTS_NODE, LOCKED_WHEELS, needs, path_of
 
 
-@pytest.mark.parametrize("tool", ["curl", "chromium", "haproxy", "promtool", CLIENTS_NODE, LOCKED_WHEELS])
+@pytest.mark.parametrize("tool", ["curl", "chromium", "haproxy", "promtool", "podman", CLIENTS_NODE, LOCKED_WHEELS])
 def test_a_tool_that_is_absent_skips_with_its_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tool: str
 ) -> None:
