@@ -17,6 +17,7 @@ import pytest
 from tests.clients import Customer, Totals, loopback_client, ok
 from tests.containers import ROOT, Container, build_image, environment, podman
 from tests.mail_server import Post, running
+from tests.orphans import orphan_program
 from tests.reserved_ports import reserve_port
 from tests.tools import needs, path_of
 from torture.postgres import PostgresServer
@@ -32,29 +33,6 @@ COMPRESSED_BYTES_MAX: Final = 200_000_000
 VERSIONS: Final = ("1.0.0-before", "1.0.0-after")
 PAGE: Final = (ROOT / "docs" / "installing.md").read_text("utf-8")
 CATALOG: Final = ROOT / "src" / "holdfast" / "ledger" / "catalog" / "default_catalog"
-ORPHAN: Final = """
-import os, time
-
-go, end = os.pipe()
-told, tell = os.pipe()
-if (between := os.fork()) == 0:
-    if (orphan := os.fork()) == 0:
-        os.close(end)
-        os.read(go, 1)
-        os._exit(3)
-    os.write(tell, str(orphan).encode())
-    os._exit(0)
-os.waitpid(between, 0)
-status = f"/proc/{int(os.read(told, 100))}/status"
-with open(status) as file:
-    assert "\\nPPid:\\t1\\n" in file.read()
-os.close(end)
-deadline = time.monotonic() + 60
-while os.path.exists(status):
-    assert time.monotonic() < deadline, "the orphan was not reaped"
-    time.sleep(0.01)
-print("reaped")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +76,7 @@ def test_an_image_is_small_and_has_no_database_server_and_no_root(images: list[s
     assert _compressed_bytes(image) < COMPRESSED_BYTES_MAX
 
 
-async def test_it_runs_without_privileges_stops_in_order_and_is_upgraded_in_place(
+async def test_it_runs_without_privileges_and_is_upgraded_in_place(
     images: list[str], folder: Path, database: PostgresServer
 ) -> None:
     port, operators_port = reserve_port(database), reserve_port(database)
@@ -141,7 +119,7 @@ async def test_it_runs_without_privileges_stops_in_order_and_is_upgraded_in_plac
             await _give_credit(customer, f"http://127.0.0.1:{operators_port}", token)
             picture = await _picture(customer)
             assert await customer.totals() == Totals(*(Decimal(each) for each in ("9.988", "0", "9.988")))
-            assert container.run("python3", "-c", ORPHAN) == "reaped\n"
+            assert container.run("python3", "-c", orphan_program("1")) == "reaped\n"
             container.run("sh", "-c", "! touch /opt/holdfast/new 2>/dev/null && touch /tmp/new")
 
             unfinished = ok(await customer.create())["request_id"]

@@ -137,7 +137,7 @@ def test_an_overridden_setting_has_no_file(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("own", "other"), [("PORT", "PORT_FILE"), ("PORT_FILE", "PORT")])
-def test_a_variable_takes_precedence_over_either_form_in_a_file_of_settings(
+def test_a_variable_takes_precedence_over_both_forms_in_an_env_file(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, other: str
 ) -> None:
     file.write_text("9000")

@@ -13,9 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.orphans import orphan_program
 
 BEFORE = """
-import ctypes, os, signal, sys, time
+import ctypes, os, signal, sys
 PR_SET_CHILD_SUBREAPER = 36
 assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1) == 0
 first = os.getpid()
@@ -31,35 +32,8 @@ def start(command: str) -> subprocess.Popen[str]:
 
 
 def test_it_reaps_orphans_and_exits_with_the_code_of_the_command() -> None:
-    command = """
-def is_child_of_first(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return int(file.read().rpartition(")")[2].split()[1]) == first
-    except FileNotFoundError:
-        return False
-
-go, end = os.pipe()
-told, tell = os.pipe()
-if (between := os.fork()) == 0:
-    if (orphan := os.fork()) == 0:
-        os.close(end)
-        os.read(go, 1)
-        os._exit(3)
-    os.write(tell, str(orphan).encode())
-    os._exit(0)
-os.waitpid(between, 0)
-orphan = int(os.read(told, 100))
-assert is_child_of_first(orphan)
-os.close(end)
-deadline = time.monotonic() + 60
-while is_child_of_first(orphan):
-    assert time.monotonic() < deadline, "the orphan was not reaped"
-    time.sleep(0.01)
-sys.exit(7)
-"""
-    process = start(command)
-    assert process.communicate(timeout=2 * LIMIT_S) == ("", None)
+    process = start(orphan_program("os.getppid()") + "sys.exit(7)")
+    assert process.communicate(timeout=2 * LIMIT_S)[0] == "reaped\n"
     assert process.returncode == 7
 
 
@@ -88,7 +62,7 @@ def test_it_exits_like_a_shell_if_a_signal_ended_the_command() -> None:
 
 def test_the_command_handles_signals_as_if_there_were_no_first_process() -> None:
     process = start("print(signal.pthread_sigmask(signal.SIG_BLOCK, []) == set(), os.getsid(0) == os.getpid())")
-    assert process.communicate(timeout=LIMIT_S) == ("True True\n", None)
+    assert process.communicate(timeout=LIMIT_S)[0] == "True True\n"
 
 
 def test_only_the_first_process_of_a_container_is_one(tmp_path: Path) -> None:
