@@ -10,11 +10,12 @@ import zlib
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from email import message_from_bytes, policy
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from tests.clients import Customer, Totals, loopback_client, ok
+from tests.clients import Customer, Totals, loopback_client, ok, until
 from tests.containers import ROOT, Container, build_image, environment, podman
 from tests.mail_server import Post, running
 from tests.orphans import orphan_program
@@ -122,6 +123,8 @@ async def test_it_runs_without_privileges_and_is_upgraded_in_place(
             assert container.run("python3", "-c", orphan_program("1")) == "reaped\n"
             container.run("sh", "-c", "! touch /opt/holdfast/new 2>/dev/null && touch /tmp/new")
 
+            podman("kill", "--signal=HUP", container.name)
+            await until(partial(_has_reloaded, container))
             unfinished = ok(await customer.create())["request_id"]
             script.run(script.stop)
             _check_stop(container)
@@ -187,6 +190,12 @@ async def _picture(customer: Customer) -> str:
     task = ok(await customer.as_key("GET", f"/v2/task/{created['request_id']}?wait=60", timeout=90))
     assert task["status"] == "succeeded", task
     return str(task["request_id"])
+
+
+async def _has_reloaded(container: Container) -> bool:
+    """Whether both workers have loaded the catalog again."""
+    loaded = [line["worker"] for line in container.log_lines() if line["event"] == "catalog loaded"]
+    return sorted(loaded) == [0, 1]
 
 
 def _check_privileges(container: Container) -> None:
