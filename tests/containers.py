@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,6 +59,7 @@ def podman(*words: str, check: bool = True, timeout_s: float = START_S) -> str:
     return done.stdout
 
 
+@cache
 def environment() -> dict[str, str]:
     """Return the variables with which podman works in the tests' folder, also below a program that calls it."""
     FOLDER.mkdir(exist_ok=True)
@@ -71,7 +73,10 @@ def environment() -> dict[str, str]:
         "storage.conf": f'[storage]\ndriver = "overlay"\ngraphroot = "{FOLDER}/images"\nrunroot = "{FOLDER}/run"\n',
     }
     for name, content in contents.items():
-        (FOLDER / name).write_text(content)
+        # As a whole: another process may read it now.
+        draft = FOLDER / f"{name}.{os.getpid()}"
+        draft.write_text(content)
+        draft.replace(FOLDER / name)
     return {
         **os.environ,
         "CONTAINERS_CONF": str(FOLDER / "containers.conf"),

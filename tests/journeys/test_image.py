@@ -104,9 +104,10 @@ async def test_it_runs_without_privileges_and_is_upgraded_in_place(
         settings = {
             "CATALOG": configuration / "catalog.toml",
             "DATABASE_URL": database.url,
-            "PROCESSES": 2,
+            "PROCESSES_FILE": configuration / "processes",
             "SMTP_URL": f"smtp://127.0.0.1:{post.port}?starttls=off",
         }
+        (configuration / "processes").write_text("2\n")
         (configuration / "holdfast.env").write_text(
             "".join(f"HOLDFAST_{setting}={value}\n" for setting, value in settings.items())
         )
