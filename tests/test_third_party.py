@@ -18,7 +18,10 @@ LICENCES = {
 
 
 def test_each_locked_package_has_a_licence() -> None:
-    locks = [(ROOT / "requirements" / f"{name}.lock").read_text() for name in ("runtime", "options", "development")]
+    locks = [
+        (ROOT / "requirements" / f"{name}.lock").read_text()
+        for name in ("runtime", "options", "build", "development")
+    ]
     locked = {name for lock in locks for name in re.findall(r"^([\w.-]+)==", lock, re.MULTILINE)}
     assert LICENCES.keys() == locked
 
