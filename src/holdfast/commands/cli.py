@@ -160,6 +160,54 @@ def migrate_command() -> None:
     typer.echo(f"database at revision {report.after}: {done}")
 
 
+@app.command("init", rich_help_panel=RUN)
+def init_command(
+    target: Annotated[
+        Literal["compose", "systemd"],
+        typer.Argument(help="What runs the service: deploy/compose.yaml, or the units in deploy/systemd."),
+    ],
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            help="For compose the folder of compose.yaml, by default this one; for systemd the file.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    purpose: Annotated[
+        Literal["production", "sandbox"] | None,
+        typer.Option("--for", help="Whether customers pay, or it is only tried out.", show_default=False),
+    ] = None,
+    public_url: Annotated[str | None, typer.Option(help="The public address.", show_default=False)] = None,
+    smtp_url: Annotated[str | None, typer.Option(help="The mail server.", show_default=False)] = None,
+    mail_from: Annotated[str | None, typer.Option(help="The sender of mail.", show_default=False)] = None,
+    operators: Annotated[str | None, typer.Option(help="Operators' e-mail addresses.", show_default=False)] = None,
+) -> None:
+    """Write the settings and fresh secrets of a new installation; nothing that exists is overwritten.
+
+    What no option says is asked on a terminal.
+    """
+    from holdfast.commands import init
+
+    may_ask = sys.stdin.isatty()
+    given = {"PUBLIC_URL": public_url, "SMTP_URL": smtp_url, "MAIL_FROM": mail_from, "OPERATORS": operators}
+    with report_faults():
+        if purpose is None:
+            if not may_ask:
+                fail("--for is missing: production or sandbox", BAD_CONFIGURATION)
+            purpose = init.ask_purpose()
+        answers = init.answers_of(purpose, given, may_ask=may_ask)
+        secret = init.new_secrets(target, answers["PUBLIC_URL"])
+        text = init.env_file(target, purpose, init.settings_of(target, purpose, answers, secret))
+        where = path or (Path() if target == "compose" else Path("/etc/holdfast.env"))
+        try:
+            written = init.write(target, where, text, secret)
+        except init.CannotWrite as fault:
+            fail(str(fault), BAD_CONFIGURATION)
+    for each in written:
+        typer.echo(f"wrote {each}")
+
+
 @app.command("audit", rich_help_panel=CHECK)
 def audit_command(
     recent: Annotated[
