@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from holdfast.settings import values
 from holdfast.settings.secret_strength import weakness
 from holdfast.settings.settings import Settings, SettingsFault, load_locations, load_service_location, load_settings
 from holdfast.settings.warnings import find_warnings
@@ -615,3 +616,14 @@ def test_the_log_level_is_one_of_four_in_any_case(development: dict[str, str]) -
     assert load_settings({**development, "HOLDFAST_LOG_LEVEL": "WARNING"}).log_level == "warning"
     (line,) = faults({**development, "HOLDFAST_LOG_LEVEL": "loud"})
     assert line.startswith("HOLDFAST_LOG_LEVEL must be one of debug, info, warning, error, not 'loud'")
+
+
+def test_a_secret_that_a_container_engine_mounts_may_have_any_mode(
+    development: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(values, "CONTAINER_SECRETS", tmp_path)
+    for name in ("member.crt", "member.key", "ca.crt"):
+        (tmp_path / name).touch(mode=0o644)
+    given = {"CERTIFICATE": "member.crt", "KEY": "member.key", "CA": "ca.crt"}
+    own = {f"HOLDFAST_MEMBER_{name}": str(tmp_path / file) for name, file in given.items()}
+    assert load_settings({**development, **own}).member_key == tmp_path / "member.key"

@@ -25,6 +25,8 @@ IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 ProxyHeader = Literal["X-Forwarded-For", "Forwarded"]
 EMBEDDED = "embedded"
 """The name of the embedded database, where a URL names another."""
+CONTAINER_SECRETS = Path("/run/secrets")
+"""Where engines mount the secrets of a container."""
 SHOWN_CHARS_MAX = 20
 """A longer invalid value is not shown: it could be a secret in the wrong variable."""
 
@@ -81,8 +83,11 @@ def split_list(text: str) -> tuple[str, ...]:
 
 
 def is_open_to_all(path: Path) -> bool:
-    """Whether every user may read or write the file, as far as its own mode says. Raises OSError."""
-    return bool(path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH))
+    """Whether every user may read or write the file, as far as its own mode says. Raises OSError.
+
+    The secrets of a container, which has one user, are mounted with modes that its engine decides.
+    """
+    return not path.is_relative_to(CONTAINER_SECRETS) and bool(path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH))
 
 
 def trusts_the_public(networks: tuple[IPNetwork, ...]) -> bool:
