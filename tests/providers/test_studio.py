@@ -6,8 +6,11 @@ import hashlib
 import io
 import json
 import os
+import signal
+import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -19,6 +22,8 @@ import trio
 from PIL import Image
 from quart import request
 from quart_trio import QuartTrio
+from tests.clients import until
+from tests.reserved_ports import reserve_port
 
 from holdfast_emulators.studio.app import serve_studio
 from holdfast_emulators.studio.model import OutputFile, RenderContext, finished
@@ -308,3 +313,28 @@ async def test_files_of_an_earlier_life_stay_for_a_while(start_studio: StartStud
 def test_studio_without_a_secret_does_not_open(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="secret"):
         Renderer(" ", tmp_path)
+
+
+async def test_without_a_parent_it_serves_at_its_url_until_it_is_stopped(tmp_path: Path) -> None:
+    owner = trio.Event()
+    url = f"http://localhost:{reserve_port(owner)}"
+    secret = tmp_path / "secret"
+    secret.write_text(f"{SECRET}\n")
+    program = [sys.executable, "-m", "holdfast_emulators.studio", url, str(secret), str(tmp_path / "files")]
+    process = await trio.lowlevel.open_process(program)
+    try:
+        async with httpx2.AsyncClient(base_url=url, verify=False) as http:
+
+            async def prediction() -> dict[str, Any] | None:
+                with suppress(httpx2.ConnectError):
+                    shown: dict[str, Any] = (await http.put("/predictions/a.1", json=POSTER)).json()
+                    return shown if shown["output"] else None
+                return None
+
+            [output] = (await until(prediction))["output"]
+            assert output["url"].startswith(f"{url}/files/")
+            assert (await http.get(output["url"])).headers["Content-Type"] == "image/png"
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    finally:
+        process.kill()

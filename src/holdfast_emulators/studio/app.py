@@ -123,15 +123,18 @@ async def serve_studio(
     bound: socket.socket | None = None,
     token: str | None = None,
     renderer: Renderer | None = None,
+    url: str | None = None,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run the renderer and its web server until cancelled; reports the port. ``bound`` is as for :func:`serve_app`.
 
-    A given ``renderer`` is used instead of a new one. Raises ``RuntimeError`` if the server stops by itself.
+    A given ``renderer`` is used instead of a new one. ``url`` begins the links to its files, by default that of the
+    socket. Raises ``RuntimeError`` if the server stops by itself.
     """
     renderer = renderer or Renderer(secret, files_dir)
     async with trio.open_nursery() as nursery:
         await nursery.start(renderer.run)
         serve = partial(serve_app, create_studio(renderer, token=token), bound=bound)
-        renderer.base_url = await nursery.start(serve)
-        task_status.started(urlsplit(renderer.base_url).port or 0)
+        listening = await nursery.start(serve)
+        renderer.base_url = url or listening
+        task_status.started(urlsplit(listening).port or 0)
