@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -86,8 +86,8 @@ def environment() -> dict[str, str]:
 
 def build_image(tag: str, **arguments: str) -> str:
     """Build the service's image from this checkout, with these arguments of its Containerfile; its name."""
-    with _alone():
-        _make_base()
+    with alone():
+        make_debian(BASE, BASE_PACKAGES)
         name = f"localhost/holdfast:{tag}"
         mounted = [f"--volume={file}:{file}:ro" for file in OF_THIS_MACHINE if Path(file).exists()]
         given = [f"--build-arg={name}={value}" for name, value in {"BASE": BASE, **arguments}.items()]
@@ -97,26 +97,31 @@ def build_image(tag: str, **arguments: str) -> str:
         return name
 
 
-def _make_base() -> None:
-    if podman("images", "--quiet", BASE):
+def make_debian(name: str, packages: str, *words: str, options: Sequence[str] = ()) -> None:
+    """Make an image of a Debian with these packages, unless there is one. ``options`` are those of podman's import.
+
+    ``words`` are further options of mmdebstrap.
+    """
+    if podman("images", "--quiet", name):
         return
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         root = Path(folder) / "base.tar"
-        suite = BASE.rpartition(":")[2]
-        words = [
+        suite = name.rpartition(":")[2]
+        made = [
             path_of("mmdebstrap"),
             "--quiet",
             "--variant=minbase",
-            f"--include={BASE_PACKAGES}",
+            f"--include={packages}",
+            *words,
             suite,
             str(root),
         ]
-        subprocess.run(words, stdin=subprocess.DEVNULL, timeout=BUILD_S, check=True)
-        podman("import", "--quiet", str(root), BASE)
+        subprocess.run(made, stdin=subprocess.DEVNULL, timeout=BUILD_S, check=True)
+        podman("import", "--quiet", *options, str(root), name, timeout_s=BUILD_S)
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def alone() -> Iterator[None]:
     """Wait until no other process builds."""
     FOLDER.mkdir(exist_ok=True)
     with (FOLDER / "lock").open("w") as lock:
