@@ -92,7 +92,7 @@ def test_every_variable_of_the_example_has_a_use() -> None:
     used = set(re.findall(r"\$\{([A-Z0-9_]+):-", text))
     own = {name for name in EXAMPLE if not name.startswith("HOLDFAST_")}
     assert own - used == {"COMPOSE_PROFILES"}
-    assert set(re.findall(r"\$\{?([A-Z0-9_]+)", text)) == used, "each has a default"
+    assert set(re.findall(r"(?<!\$)\$\{?([A-Z0-9_]+)", text)) == used, "each has a default"
     given = {name.removeprefix("HOLDFAST_") for name in EXAMPLE.keys() - own}
     assert given <= {name.upper() for name in Settings.__struct_fields__}
 
@@ -107,6 +107,11 @@ def test_every_file_and_secret_is_there(compose: dict[str, Any]) -> None:
     used = {each["source"] if isinstance(each, dict) else each for each in _secrets(compose)}
     assert used == named.keys()
     assert {each.split(":")[0] for each in volumes if not each.startswith(".")} == compose["volumes"].keys()
+
+
+def test_what_an_installation_adds_is_in_no_commit() -> None:
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert {"deploy/.env", "deploy/secrets/", "deploy/catalog/"} <= set(ignored)
 
 
 def _secrets(compose: dict[str, Any]) -> list[Any]:
