@@ -30,8 +30,8 @@ ROOT = Path(__file__).parents[1]
 CORE = "holdfast-credits"
 # A line of a lock: a package, its version, and where it is needed.
 PIN = re.compile(r"^([\w.-]+)==([^\s;]+)(?: ; (.+?))? \\$", re.MULTILINE)
-# A script of others, named after its npm package and version.
-SCRIPT = re.compile(r"([a-z-]+)-(\d+(?:\.\d+)+)(?:\.min)?\.js")
+# What a script of others is, as the licence beside it says.
+SCRIPT = re.compile(r"of the npm package (@[\w-]+/[\w-]+|[\w-]+) (\d+(?:\.\d+)+)")
 
 
 def build(folder: Path) -> None:
@@ -55,8 +55,8 @@ def bill_of_materials(described: dict[str, Any], wheel: Path, made: datetime) ->
     root.hashes.add(HashType(alg=HashAlgorithm.SHA_256, content=digest))
     parts = list(_locked())
     if described["name"] == CORE:
-        found = (SCRIPT.fullmatch(file.name) for file in sorted((ROOT / "src" / "holdfast").rglob("*.js")))
-        parts += [_component(each[1], each[2], kind="npm") for each in found if each is not None]
+        texts = [file.read_text("utf-8") for file in sorted((ROOT / "src" / "holdfast").rglob("LICENSE*"))]
+        parts += [_component(each[1], each[2], kind="npm") for text in texts for each in SCRIPT.finditer(text)]
     else:
         parts.append(_component(CORE, described["version"]))
     bill = Bom(
@@ -80,7 +80,8 @@ def _locked() -> Iterator[Component]:
 def _component(
     name: str, version: str, type_: ComponentType = ComponentType.LIBRARY, *, kind: str = "pypi"
 ) -> Component:
-    address = PackageURL(kind, name=name, version=version)
+    namespace, _, short = name.rpartition("/")
+    address = PackageURL(kind, namespace=namespace or None, name=short, version=version)
     return Component(name=name, version=version, type=type_, purl=address, bom_ref=str(address))
 
 

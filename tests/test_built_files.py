@@ -127,8 +127,8 @@ def test_the_metadata_is_whole(built: list[Built]) -> None:
 def test_the_licence_of_all_that_is_contained_is_there(built: list[Built]) -> None:
     for each in built:
         source = ROOT / "src" / each.package
-        # Scripts of others begin with a comment that browsers' tools keep.
-        others = {file.parent for file in source.rglob("*.js") if re.match(r"\s*/\*[!*]", file.read_text("utf-8"))}
+        # A script whose name has a version is one of others.
+        others = {file.parent for file in source.rglob("*-[0-9]*.js.gz")}
         assert len(others) == (each.package == "holdfast")
         texts = [ROOT / "LICENSE", *(licence for folder in others for licence in folder.glob("LICENSE*"))]
         assert len(texts) > len(others)
@@ -142,10 +142,9 @@ def test_the_licence_of_all_that_is_contained_is_there(built: list[Built]) -> No
 def test_the_bill_lists_what_production_installs(built: list[Built]) -> None:
     lock = (ROOT / "requirements" / "runtime.lock").read_text("utf-8")
     locked = {f"pkg:pypi/{name}@{version}" for name, version in re.findall(r"^([\w.-]+)==(\S+)", lock, re.M)}
-    scripts = {
-        "pkg:npm/{}@{}".format(*file.stem.rsplit("-", 1)) for file in (ROOT / "src" / "holdfast").rglob("*-*.js")
-    }
-    assert scripts
+    [script] = (ROOT / "src" / "holdfast").rglob("*-[0-9]*.js.gz")
+    name, version = re.findall(r"^([a-z]+)-([0-9.]+)\.js\.gz$", script.name)[0]
+    scripts = {f"pkg:npm/%40{name}/api-reference@{version}"}
     for each in built:
         text = each.bill.read_text("utf-8")
         assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
