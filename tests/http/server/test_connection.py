@@ -11,7 +11,7 @@ import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from holdfast.http.server.connection import Receive, Send
+from holdfast.http.server.connection import Message, Receive, Send
 from holdfast.http.server.http1 import BODY_TIMEOUT, HEAD_TIMEOUT, INTERNAL_ERROR, MALFORMED, ServerRefusal
 from holdfast.http.server.limits import BODY_STEP_BYTES, READ_AHEAD_BYTES
 from holdfast.sockets.connected import RECEIVE_BYTES, ConnectedSocket
@@ -295,6 +295,22 @@ async def test_an_incomplete_head_times_out(autojump_clock: MockClock) -> None:
         assert is_answered_by_server(received, HEAD_TIMEOUT)
         assert 10.0 <= trio.current_time() - started_s <= 11.0
         assert server.calls == []
+
+
+@pytest.mark.parametrize("body", [b"", b"ab"])
+async def test_the_end_of_a_body_is_received_once(body: bytes) -> None:
+    received: list[Message] = []
+
+    async def note(scope: Scope, receive: Receive, send: Send) -> None:
+        while True:
+            received.append(await receive())
+
+    async with serving() as server:
+        server.handler = note
+        stream = server.connect()
+        await stream.send_all(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        await wait_all_tasks_blocked()
+        assert received == [{"type": "http.request", "body": body, "more_body": False}]
 
 
 async def test_an_incomplete_body_times_out(autojump_clock: MockClock) -> None:

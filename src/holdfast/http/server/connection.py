@@ -384,13 +384,11 @@ class ServerConnection:
             self._is_looked_up = True
             if self._is_readable() and await self._has_hung_up():
                 return {"type": "http.disconnect"}
-        if request.waiting:
+        if request.waiting or (request.is_complete and not request.is_discarded):
             body, request.waiting = bytes(request.waiting), bytearray()
+            request.is_discarded = request.is_complete  # the end of the body is reported once
             self._reader.unpark_all()
             return {"type": "http.request", "body": body, "more_body": not request.is_complete}
-        if request.is_complete and not request.is_discarded:
-            request.is_discarded = True  # the end of the body is reported once
-            return {"type": "http.request", "body": b"", "more_body": False}
         while not self._is_hung_up:
             await self._responder.park()
         return {"type": "http.disconnect"}
