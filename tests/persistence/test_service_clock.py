@@ -251,7 +251,8 @@ async def test_service_time_that_is_ahead_can_be_set_back(
         rows.execute(
             text("insert into processes values ('gone', null, 1, null, :at, '{}', 'ready', '{}', 1)"), ahead
         )
-        rows.execute(text("insert into auto_top_ups values ('acct_ada', '{}', :at, '{}')"), ahead)
+        insert = "insert into auto_top_ups (account_id, wake_at, state) values ('acct_ada', :at, '{}')"
+        rows.execute(text(insert), ahead)
         rows.execute(
             text("update service_clock set ahead_s = :off_s, database_at = :at, service_at = :at"),
             {"off_s": DAYS_3, "at": now - timedelta(minutes=5)},

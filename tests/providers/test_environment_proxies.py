@@ -94,9 +94,9 @@ async def test_results_go_to_the_bucket_alone(proxy: Recorder, target: tuple[Rec
 def test_spans_go_to_the_collector_alone(proxy: Recorder, target: tuple[Recorder, str]) -> None:
     recorder, url = target
     export = (
-        "import os; from holdfast.telemetry.traces import otel, spans\n"
+        "import os; from holdfast.telemetry.traces import otel, start_span\n"
         "otel.start_exporting(os.environ)\n"
-        "spans.start_span('x', None, trace_id='a' * 32).end()\n"
+        "start_span('x', None, trace_id='a' * 32).end()\n"
     )
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20x"}
     proxies = {"HTTP_PROXY": f"http://127.0.0.1:{proxy.server_port}"}
