@@ -85,7 +85,9 @@ def _bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[No
 
 @pytest.fixture(autouse=True)
 def default_logging() -> Iterator[None]:
-    """Undo what a test configured of structlog: the next test captures every level again."""
+    """Log every level. Tracebacks are plain: one with the variables of each frame takes seconds."""
+    renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure([*structlog.get_config()["processors"][:-1], renderer])
     yield
     structlog.reset_defaults()
 
