@@ -51,7 +51,7 @@ async def run_python(
             PYTHON_START + program,
             python=str(python),
             modules=sorted(LIBRARIES & imported),
-            folder=CLIENTS,
+            folder=Path(folder),
             environment={**_environment(), "GIVEN": json.dumps(given)},
             out=out,
             err=err,
