@@ -1,4 +1,4 @@
-"""What the operators' pages add to the front end: nothing but pages."""
+"""What the pages add to the front end: nothing but pages."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from functools import partial
 from typing import Final
 
 from holdfast.http.kit.extensions import Extension, ServedPage
-from holdfast_console.serving import serve_view
-from holdfast_console.subjects import all_views
+from holdfast_console.account.site import SITE as ACCOUNT
+from holdfast_console.operators.site import SITE as OPERATORS
+from holdfast_console.serving import redirect_to, serve_view
 
 EXTENSION: Final = Extension(
     name="console",
     pages=tuple(
-        ServedPage(method=view.method, path=view.path, serve=partial(serve_view, view)) for view in all_views()
+        ServedPage(method=view.method, path=view.path, serve=partial(serve_view, site, view))
+        for site in (OPERATORS, ACCOUNT)
+        for view in site.views
     ),
+    operators_pages=(ServedPage(method="GET", path="/", serve=partial(redirect_to, OPERATORS.root)),),
 )

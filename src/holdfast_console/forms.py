@@ -14,14 +14,12 @@ import msgspec
 from holdfast.http.kit.bodies import convert_body
 from holdfast.ledger.refusals import Refusal
 
-SIGN_IN: Final = "/ops/sign-in"
-API: Final = "/ops/api/"
-_LOCAL: Final = re.compile(r"/ops(?:[/?][\x21-\x5b\x5d-\x7e]*)?", re.ASCII)
+_BELOW: Final = re.compile(r"(?:[/?][\x21-\x5b\x5d-\x7e]*)?", re.ASCII)
 
 
-def local_path(text: str) -> str:
-    """Return the path of a page that a form or link named, ``/ops`` for anything else."""
-    return text if _LOCAL.fullmatch(text) else "/ops"
+def local_path(text: str, root: str) -> str:
+    """Return the address of a page at or below ``root`` that a form or link named, ``root`` for anything else."""
+    return text if text.startswith(root) and _BELOW.fullmatch(text, len(root)) else root
 
 
 MESSAGE_COOKIE: Final = "holdfast_message"
@@ -37,11 +35,11 @@ class Message(msgspec.Struct, frozen=True):
     is_failure: bool
 
 
-def message_cookie(message: Message | None) -> str:
-    """Return the Set-Cookie header that carries a message to the next page, or without one ends it."""
+def message_cookie(message: Message | None, root: str) -> str:
+    """Return the Set-Cookie header that carries a message to the next page below a root; None ends it."""
     value = "" if message is None else _encode(message)
     ttl_s = 0 if message is None else _VALID_S
-    return f"{MESSAGE_COOKIE}={value}; Path=/ops; Max-Age={ttl_s}; HttpOnly; SameSite=Strict"
+    return f"{MESSAGE_COOKIE}={value}; Path={root}; Max-Age={ttl_s}; HttpOnly; SameSite=Strict"
 
 
 def read_message(cookie: str | None) -> Message | None:
@@ -59,11 +57,23 @@ def _encode(message: Message) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode(cut)).rstrip(b"=").decode()
 
 
+class Attempt(msgspec.Struct, frozen=True):
+    """A form that was sent to ``action`` and not done, and why; ``param`` names the field that is wrong."""
+
+    action: str
+    fields: Mapping[str, str]
+    text: str
+    param: str | None = None
+    code: str | None = None
+
+
 FORM_BYTES_MAX: Final = 16 * 1024
 FIELDS_MAX: Final = 40
 CSRF_FIELD: Final = "csrf_token"
 IDEMPOTENCY_FIELD: Final = "idempotency_key"
 """Two fields with what an endpoint's client sends in headers, which a form cannot."""
+RETURN_FIELD: Final = "return_to"
+"""The address of the page that a form is on."""
 
 
 def parse_form(raw: bytes, content_type: str | None) -> dict[str, str] | Refusal:
@@ -77,7 +87,7 @@ def parse_form(raw: bytes, content_type: str | None) -> dict[str, str] | Refusal
     return {name: value.strip() for name, value in pairs if value.strip()}
 
 
-def body_of_form(fields: Mapping[str, str], shape: type[msgspec.Struct]) -> msgspec.Struct | Refusal:
+def body_of_form(fields: Mapping[str, object], shape: type[msgspec.Struct]) -> msgspec.Struct | Refusal:
     """Return an endpoint's body from a form's fields; text becomes numbers and booleans where the shape says so.
 
     Refuses as :func:`~holdfast.http.kit.bodies.convert_body` does.

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.resources import files
 from typing import Final, NamedTuple, TypeAlias
-from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from quart import Response
 
-from holdfast.http.endpoints import all_routes
-from holdfast.http.kit.routes import Route
+from holdfast.http.kit.values import shown
 from holdfast.ledger.refusals import Refusal
 from holdfast_console import formats
-from holdfast_console.forms import API, Message
+from holdfast_console.forms import Attempt, Message
 
 CONTENT_TYPES: Final = {
     "css": "text/css; charset=utf-8",
@@ -50,16 +47,25 @@ def static_files() -> dict[str, StaticFile]:
 
 
 @functools.cache
-def static_path(name: str) -> str:
-    """Return the path of a file: ``pages.css`` is at ``/ops/static/pages-0123456789ab.css``."""
+def static_path(root: str, name: str) -> str:
+    """Return the path of a file: ``pages.css`` is at ``/ops/static/pages-0123456789ab.css`` below ``/ops``."""
     stem, _, extension = name.rpartition(".")
     served = next(each for each in static_files() if each.startswith(f"{stem}-") and each.endswith(f".{extension}"))
-    return f"/ops/static/{served}"
+    return f"{root}/static/{served}"
+
+
+def static_response(name: str) -> Response | Refusal:
+    """Return a file under its name with a hash: what that names never changes. Refuses with ``route_not_found``."""
+    found = static_files().get(name)
+    if found is None:
+        return Refusal(code="route_not_found", message=f"The file {shown(name)} does not exist.")
+    headers = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
+    return Response(found.content, content_type=found.content_type, headers=headers)
 
 
 CONTENT_SECURITY_POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 HEADERS: Final = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
@@ -82,6 +88,7 @@ class Html:
     values: Mapping[str, object] = field(default_factory=dict)
     status: int = 200
     is_live: bool = False
+    headers: Headers = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,35 +100,20 @@ class Redirect:
     headers: Headers = ()
 
 
-class ActionForm(NamedTuple):
-    """Where the form of an action is sent, and whether it has an Idempotency-Key."""
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The page at ``address``, with a form of it as it was filled in, and why it was not done."""
 
-    path: str
-    needs_key: bool
-
-
-@functools.cache
-def _actions() -> dict[str, Route]:
-    return {route.action: route for route in all_routes() if route.action is not None}
+    address: str
+    attempt: Attempt
+    status: int = 200
+    headers: Headers = ()
 
 
-def form_path(route: Route) -> str:
-    """Return the path of an endpoint's form: ``/ops/reviews/{id}/approve`` of that below ``/ops/api``."""
-    return route.path.replace(API, "/ops/", 1)
-
-
-def form_of(action: str, target: Sequence[str]) -> ActionForm:
-    """Return the form of an action, as its endpoint is declared, on the ``target`` that the path names."""
-    route, parts = _actions()[action], iter(target)
-    path = re.sub(r"\{\w+\}", lambda _: quote(next(parts), safe=""), form_path(route))
-    return ActionForm(path, route.idempotent)
-
-
-@functools.cache
-def environment() -> Environment:
-    """Return the templates' environment."""
+def environment(folder: str, root: str, **more: object) -> Environment:
+    """Return the environment of the templates in a folder and of the common ones, with ``more`` global names."""
     made = Environment(
-        loader=PackageLoader("holdfast_console"),
+        loader=ChoiceLoader([PackageLoader("holdfast_console", f"templates/{each}") for each in (folder, "")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -139,10 +131,11 @@ def environment() -> Environment:
         "exact": formats.exact_text,
     }
     made.globals |= {
-        "static": static_path,
+        "root": root,
+        "static": functools.partial(static_path, root),
         "identifier": formats.identifier,
         "new_key": _new_key,
-        "form_of": form_of,
+        **more,
     }
     made.tests["refused"] = lambda value: isinstance(value, Refusal)
     return made
@@ -153,9 +146,9 @@ def _new_key() -> str:
     return secrets.token_urlsafe(16)
 
 
-def html_response(page: Html, *, now: datetime, **values: object) -> Response:
+def html_response(templates: Environment, page: Html, *, now: datetime, **values: object) -> Response:
     """Render a page. ``values`` are those of every page."""
-    template = environment().get_template(page.template)
+    template = templates.get_template(page.template)
     text = template.render(
         **values,
         **page.values,

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 from urllib.parse import urlencode
 
 import structlog
 from quart import Response
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, NotFound
 
 from holdfast.http.kit.actions import record_refused_action
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import INTERNAL_ERROR, refusal_of_fault, refusal_of_http, row_of
-from holdfast.http.kit.operators import MAY_ONLY_READ, csrf_token, read_cookie, refuse_cross_origin
+from holdfast.http.kit.operators import MAY_ONLY_READ, refuse_cross_origin
 from holdfast.http.kit.requests import HoldfastRequest, current_request_id
+from holdfast.http.kit.routes import EVENT_STREAM
 from holdfast.ledger.clock import format_time, utc_now
 from holdfast.ledger.refusals import Refusal
-from holdfast_console.forms import (
-    FORM_BYTES_MAX,
-    MESSAGE_COOKIE,
-    SIGN_IN,
-    message_cookie,
-    parse_form,
-    read_message,
-)
-from holdfast_console.frame import Frame, section_of
-from holdfast_console.rendering import HEADERS, Html, Redirect, html_response
-from holdfast_console.views import PageCall, View, ViewResult, Visit
+from holdfast_console.forms import MESSAGE_COOKIE, Attempt, message_cookie, parse_form, read_message
+from holdfast_console.rendering import HEADERS, Again, Html, Redirect, html_response
+from holdfast_console.sites import Site, again_of
+from holdfast_console.views import PageCall, View, ViewHandler, ViewResult, Visit
 
 log = structlog.get_logger("holdfast.http")
-
-LIVE_S: Final = 2
-"""How often the script asks for a page again."""
 
 HEADINGS: Final = {
     401: "Sign in first",
@@ -45,89 +37,114 @@ HEADINGS: Final = {
 }
 
 
-async def serve_view(view: View, deps: Dependencies, request: HoldfastRequest, path: dict[str, str]) -> Response:
-    """Serve one request. Faults are shown as pages too, to an operator with the navigation."""
+async def serve_view(
+    site: Site, view: View, deps: Dependencies, request: HoldfastRequest, path: dict[str, str]
+) -> Response:
+    """Serve one request. Faults are shown as pages too, to who is signed in with the navigation."""
+    if view.is_for_browsers and "text/html" not in request.headers.get("Accept", ""):
+        raise NotFound
     try:
-        call = PageCall(deps, view, request, path)
-        visit = await _admit(call)
-        if visit is MAY_ONLY_READ:
-            await record_refused_action(call)
-        if isinstance(visit, Refusal):
-            return _refused(view, request, visit)
-        try:
-            result = await view.handler(visit)
-        except Exception as fault:
-            result = _refusal_of(fault, request)
-        return await _respond(visit, result)
+        visit = Visit(PageCall(deps, view, request, path))
+        refusal = await _admit(site, visit.call)
+        if refusal is MAY_ONLY_READ:
+            await record_refused_action(visit.call)
+        if refusal is not None:
+            return await _refuse(site, visit, refusal)
+        return await _respond(site, visit, await _result_of(view.handler, visit))
     except Exception as fault:
-        return _alone(_refusal_of(fault, request))
+        return _alone(site, _refusal_of(fault, request))
 
 
-async def _respond(visit: Visit, result: ViewResult) -> Response:
+async def redirect_to(path: str, _deps: Dependencies, _request: HoldfastRequest, _path: dict[str, str]) -> Response:
+    """Serve a redirect."""
+    return _redirect(path)
+
+
+async def _result_of(handler: ViewHandler, visit: Visit) -> ViewResult:
+    try:
+        return await handler(visit)
+    except Exception as fault:
+        return _refusal_of(fault, visit.call.request)
+
+
+async def _respond(site: Site, visit: Visit, result: ViewResult) -> Response:
     match result:
         case Response():
             return result
         case Redirect(path, message, headers):
             response = _redirect(path)
-            for name, value in headers:
-                response.headers.add(name, value)
             if message is not None:
-                response.headers.add("Set-Cookie", message_cookie(message))
-            return response
+                headers = (*headers, ("Set-Cookie", message_cookie(message, site.root)))
+        case Again(address, attempt, status, headers):
+            response = await _page(site, visit, await _page_again(site, visit, address, attempt, status))
         case Refusal():
-            return await _page(visit, _error(result))
-        case Html():
-            return await _page(visit, result)
-
-
-async def _page(visit: Visit, page: Html) -> Response:
-    request, deps = visit.call.request, visit.call.deps
-    now = deps.now()
-    if visit.call.operator is None:
-        return html_response(page, now=now)
-    cookie = read_cookie(request.cookies, deps.settings)
-    message = read_message(request.cookies.get(MESSAGE_COOKIE))
-    response = html_response(
-        page,
-        now=now,
-        now_text=format_time(now),
-        here=request.full_path.rstrip("?"),
-        section=section_of(request.path),
-        navigation=await deps.state(Frame).navigation(deps),
-        operator=visit.call.operator,
-        csrf_token="" if cookie is None else csrf_token(cookie, deps.settings),
-        is_production=deps.settings.is_production,
-        live_s=LIVE_S if page.is_live else 0,
-        message=message,
-        first_page=visit.first_page(),
-        next_page=visit.next_page,
-    )
-    if message is not None and "X-Refresh" not in request.headers:
-        response.headers.add("Set-Cookie", message_cookie(None))
+            return await _respond(site, visit, again_of(site, visit, result) or _error(result))
+        case Html(headers=headers):
+            response = await _page(site, visit, result)
+    for name, value in headers:
+        response.headers.add(name, value)
     return response
 
 
-async def _admit(call: PageCall) -> Visit | Refusal:
-    """Read the form of a POST, and identify the operator unless the view is for everybody."""
+async def _page_again(site: Site, visit: Visit, address: str, attempt: Attempt, status: int) -> Html:
+    """Return a page of the site with a form on it that was attempted."""
+    page = site.page_at(address)
+    assert page is not None, "only pages that exist are shown again"
+    visit.call.turn_to(address, page.path, attempt)
+    shown = await _result_of(page.handler, visit)
+    if isinstance(shown, Html):
+        return replace(shown, status=status)
+    return _error(shown if isinstance(shown, Refusal) else Refusal(code="route_not_found", message=attempt.text))
+
+
+async def _page(site: Site, visit: Visit, page: Html) -> Response:
+    call = visit.call
+    now = call.deps.now()
+    message = read_message(call.request.cookies.get(MESSAGE_COOKIE))
+    frame = await site.frame(visit) if call.is_identified else {}
+    values = {"here": call.address, "message": message, "attempt": call.attempt, **frame}
+    response = html_response(
+        site.templates,
+        page,
+        now=now,
+        now_text=format_time(now),
+        first_page=visit.first_page(),
+        next_page=visit.next_page,
+        **{**values, "live": values.get("live", {}) if page.is_live else {}},
+    )
+    if message is not None and "X-Refresh" not in call.request.headers:
+        response.headers.add("Set-Cookie", message_cookie(None, site.root))
+    return response
+
+
+async def _admit(site: Site, call: PageCall) -> Refusal | None:
+    """Read the form of a POST, and identify who makes the request unless the view is for everybody."""
     request, settings = call.request, call.deps.settings
     if request.method == "POST":
-        parsed = parse_form(await request.read_body(FORM_BYTES_MAX), request.headers.get("Content-Type"))
+        assert isinstance(call.route, View)
+        raw = await request.read_body(call.route.form_bytes_max)
+        parsed = parse_form(raw, request.headers.get("Content-Type"))
         if isinstance(parsed, Refusal):
             return parsed
         call.form = parsed
     if call.route.auth is Auth.NONE:
-        # Also who signs in must mean to: a page elsewhere could sign a browser in as another operator.
-        refusal = refuse_cross_origin(request.method, request.headers, settings, has_cookie=True)
-        return refusal or Visit(call)
-    return await call.identify_operator() or Visit(call)
+        # Also who signs in must mean to: a page elsewhere could sign a browser in as somebody else.
+        return refuse_cross_origin(request.method, request.headers, settings, has_cookie=True)
+    return await site.identify(call)
 
 
-def _refused(view: View, request: HoldfastRequest, refusal: Refusal) -> Response:
-    """Send who has no session to sign in, and back to the page afterwards."""
-    if row_of(refusal.code).status != 401 or view.method != "GET" or "X-Refresh" in request.headers:
-        return _alone(refusal)
-    wanted = request.full_path.rstrip("?")
-    return _redirect(f"{SIGN_IN}?{urlencode({'return_to': wanted})}")
+async def _refuse(site: Site, visit: Visit, refusal: Refusal) -> Response:
+    """Send who has no session to sign in, and back to the page afterwards; keep a form, if the site does."""
+    request = visit.call.request
+    needs_session = row_of(refusal.code).status == 401
+    if request.method == "POST":
+        if needs_session and (kept := site.sign_in_again(visit)) is not None:
+            return await _respond(site, visit, kept)
+        again = again_of(site, visit, refusal) if visit.call.is_identified else None
+        return _alone(site, refusal) if again is None else await _respond(site, visit, again)
+    if not needs_session or "X-Refresh" in request.headers or request.headers.get("Accept") == EVENT_STREAM:
+        return _alone(site, refusal)
+    return _redirect(f"{site.sign_in_path}?{urlencode({'return_to': visit.call.address})}")
 
 
 def _refusal_of(fault: Exception, request: HoldfastRequest) -> Refusal:
@@ -139,8 +156,8 @@ def _refusal_of(fault: Exception, request: HoldfastRequest) -> Refusal:
     return expected or INTERNAL_ERROR
 
 
-def _alone(refusal: Refusal) -> Response:
-    return html_response(_error(refusal), now=utc_now())
+def _alone(site: Site, refusal: Refusal) -> Response:
+    return html_response(site.templates, _error(refusal), now=utc_now())
 
 
 def _error(refusal: Refusal) -> Html:

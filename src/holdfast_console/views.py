@@ -1,4 +1,4 @@
-"""Views: the handlers of the operators' pages, declared like the endpoints, and what they can do.
+"""Views: the handlers of the pages, declared like the endpoints, and what they can do.
 
 A view reads by calling endpoints in process, so that a page shows what the API returns.
 """
@@ -9,29 +9,38 @@ import functools
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
 from quart import Response
 
 from holdfast.http.endpoints import all_routes
 from holdfast.http.kit.calls import Auth, Call, Method, Needs
+from holdfast.http.kit.credentials import read_bearer
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import refusal_of_fault
 from holdfast.http.kit.listing import PAGE
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.kit.responses import handle
-from holdfast.http.kit.routes import BodyResponse, Handler, Route
+from holdfast.http.kit.routes import BodyResponse, Handler, Outcome, Route
 from holdfast.ledger.refusals import Refusal
-from holdfast_console.forms import CSRF_FIELD, IDEMPOTENCY_FIELD, body_of_form
-from holdfast_console.rendering import Headers, Html, Redirect
+from holdfast.persistence.queries.credentials import SessionRecord
+from holdfast_console.forms import (
+    CSRF_FIELD,
+    FORM_BYTES_MAX,
+    IDEMPOTENCY_FIELD,
+    RETURN_FIELD,
+    Attempt,
+    body_of_form,
+)
+from holdfast_console.rendering import Again, Headers, Html, Redirect
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 ROWS_SHOWN: Final = "50"
 """How many entries of a list a page shows."""
 
-ViewResult: TypeAlias = Html | Redirect | Refusal | Response
+ViewResult: TypeAlias = Html | Redirect | Again | Refusal | Response
 
 
 class ListShown(NamedTuple):
@@ -44,13 +53,43 @@ class ListShown(NamedTuple):
 
 
 class PageCall(Call):
-    """The request of a page. ``form`` has the fields of a form that was sent."""
+    """The request of a page.
 
-    __slots__ = ("form",)
+    ``form`` has the fields of a form that was sent. ``address`` is that of the page to show, with its query
+    ``args``: the request's own, or of the page with the form that was attempted. ``token`` is the session's.
+    """
+
+    __slots__ = ("address", "args", "attempt", "form", "token")
 
     def __init__(self, deps: Dependencies, view: View, request: HoldfastRequest, path: dict[str, str]) -> None:
         super().__init__(deps, view, request, path)
         self.form: Mapping[str, str] = {}
+        self.address = request.full_path.rstrip("?")
+        self.args = request.args.to_dict()
+        self.attempt: Attempt | None = None
+        self.token = ""
+
+    @property
+    def is_identified(self) -> bool:
+        """Whether it is known who makes the request."""
+        return self.operator is not None or self._session is not None
+
+    async def identify_session(self, token: str) -> SessionRecord | Refusal:
+        """Set the session by its token, and return it. Refuses as a route of sessions does."""
+        bearer = read_bearer([f"Bearer {token}"], "session")
+        if isinstance(bearer, Refusal):
+            return bearer
+        self.bearer = bearer
+        found = await self._verify()
+        if isinstance(found, SessionRecord):
+            self._session, self.token = found, token
+        assert isinstance(found, SessionRecord | Refusal)
+        return found
+
+    def turn_to(self, address: str, path: Mapping[str, str], attempt: Attempt) -> None:
+        """Show the page at an address instead, with a form that was attempted on it."""
+        self.address, self.path, self.attempt = address, {**path}, attempt
+        self.args = dict(parse_qsl(urlsplit(address).query))
 
     def csrf_token(self) -> str | None:
         """Return the form's token."""
@@ -74,13 +113,18 @@ class Visit:
         return {name: value for name, value in sent.items() if name not in {CSRF_FIELD, IDEMPOTENCY_FIELD}}
 
     @property
+    def return_to(self) -> str:
+        """The address of the page that the form is on, as it was sent."""
+        return self.call.form.get(RETURN_FIELD, "")
+
+    @property
     def path(self) -> Mapping[str, str]:
         """The parameters in the path."""
         return self.call.path
 
     def parameter(self, name: str) -> str:
         """Return a query parameter, "" if it was not sent."""
-        return self.call.request.args.get(name, "").strip()
+        return self.call.args.get(name, "").strip()
 
     def first_page(self) -> str:
         """Return the address of the list's first page, with the same filters; "" on that page."""
@@ -91,9 +135,9 @@ class Visit:
         return "" if cursor is None else self._page_at(cursor)
 
     def _page_at(self, cursor: str) -> str:
-        sent = {**self.call.request.args.to_dict(), "cursor": cursor}
+        sent, page = {**self.call.args, "cursor": cursor}, self.call.address.partition("?")[0]
         query = urlencode({name: value for name, value in sent.items() if name != "cursor" or value})
-        return f"{self.call.request.path}?{query}" if query else self.call.request.path
+        return f"{page}?{query}" if query else page
 
     async def read(
         self,
@@ -104,9 +148,14 @@ class Visit:
         query: Mapping[str, str] | None = None,
     ) -> S | Refusal:
         """Call an endpoint that reads. A fault that callers may expect is returned as its refusal."""
-        route = route_of(handler)
-        found, _ = await self._run(InnerCall(self.call, route, path or {}, query or {}, None), route)
+        found, _ = _body_of(await self._run(handler, path or {}, query or {}))
         assert isinstance(found, reply | Refusal)
+        return found
+
+    async def stream(self, handler: Handler, *, query: Mapping[str, str] | None = None) -> Response | Refusal:
+        """Call an endpoint that reads, with the path of this request, and return its response as it is sent."""
+        found = await self._run(handler, self.path, query or {})
+        assert isinstance(found, Response | Refusal)
         return found
 
     async def read_list(
@@ -117,7 +166,7 @@ class Visit:
         The filters ``defaults`` hold unless the address has others, those of ``always`` in any case.
         """
         parameters = [each for each in route_of(handler).parameters if each not in PAGE]
-        sent = self.call.request.args
+        sent = self.call.args
         filters = {
             each.name: self.parameter(each.name) if each.name in sent else defaults.get(each.name, "")
             for each in parameters
@@ -131,30 +180,42 @@ class Visit:
             is_filtered=any(value not in ("", defaults.get(name)) for name, value in filters.items()),
         )
 
-    async def submit(self, route: Route, *, fields: Mapping[str, str]) -> tuple[msgspec.Struct | Refusal, Headers]:
-        """Call an endpoint that changes something, with a form's fields as its body and the path of this request.
+    async def submit(
+        self, handler: Handler | Route, *, fields: Mapping[str, object], path: Mapping[str, str] | None = None
+    ) -> tuple[msgspec.Struct | Refusal, Headers]:
+        """Call an endpoint that changes something, with ``fields`` as its body; ``path`` is that of this request.
 
-        Returns its reply and headers, as :meth:`read` does.
+        Text becomes numbers and booleans where the body has them. Returns the reply and headers.
         """
-        body = None if route.body is None else body_of_form(fields, route.body)
-        if isinstance(body, Refusal):
-            return body, ()
-        inner = InnerCall(self.call, route, self.path, {}, body)
-        inner.json = dict(fields)
-        return await self._run(inner, route)
+        return _body_of(await self._run(handler, self.path if path is None else path, {}, fields))
 
-    async def _run(self, inner: InnerCall, route: Route) -> tuple[msgspec.Struct | Refusal, Headers]:
+    async def _run(
+        self,
+        handler: Handler | Route,
+        path: Mapping[str, str],
+        query: Mapping[str, str],
+        fields: Mapping[str, object] | None = None,
+    ) -> Outcome:
+        route = handler if isinstance(handler, Route) else route_of(handler)
+        body = None if route.body is None or fields is None else body_of_form(fields, route.body)
+        if isinstance(body, Refusal):
+            return body
+        inner = InnerCall(self.call, route, path, query, body)
+        inner.json = dict(fields or {})
         try:
-            outcome = await handle(inner, route)
+            return await handle(inner, route)
         except Exception as fault:
             refusal = refusal_of_fault(fault)
             if refusal is None:
                 raise
-            return refusal, ()
-        if isinstance(outcome, BodyResponse):
-            return outcome.body, outcome.headers
-        assert isinstance(outcome, msgspec.Struct | Refusal), "pages call endpoints that return values"
-        return outcome, ()
+            return refusal
+
+
+def _body_of(outcome: Outcome) -> tuple[msgspec.Struct | Refusal, Headers]:
+    if isinstance(outcome, BodyResponse):
+        return outcome.body, outcome.headers
+    assert isinstance(outcome, msgspec.Struct | Refusal), "pages read endpoints that return values"
+    return outcome, ()
 
 
 class InnerCall(Call):
@@ -172,7 +233,9 @@ class InnerCall(Call):
     ) -> None:
         super().__init__(outer.deps, route, outer.request, {**path})
         self._outer = outer
-        self.operator = outer.operator
+        self.operator, self.bearer = outer.operator, outer.bearer
+        # Other routes authenticate in their handlers, and those that stream do again and again.
+        self._session = outer._session if route.auth is Auth.SESSION else None
         self._body = body
         self._query = query
 
@@ -193,21 +256,40 @@ class View(Needs):
     """One page, or one action of the pages."""
 
     handler: ViewHandler
+    form_bytes_max: int = FORM_BYTES_MAX
+    is_for_browsers: bool = False
+    """Clients that do not ask for HTML find nothing here."""
 
 
 class ViewTable:
-    """The views of one module, in order of declaration."""
+    """The views of one module, in order of declaration. ``auth`` is that of views that do not say otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self, auth: Auth) -> None:
+        self._auth = auth
         self.views: list[View] = []
 
     def __call__(
-        self, path: str, *, method: Method = "GET", auth: Auth = Auth.OPERATOR_READ
+        self,
+        path: str,
+        *,
+        method: Method = "GET",
+        auth: Auth | None = None,
+        form_bytes_max: int = FORM_BYTES_MAX,
+        is_for_browsers: bool = False,
     ) -> Callable[[ViewHandler], ViewHandler]:
         """Declare the decorated handler as a view."""
 
         def declare(handler: ViewHandler) -> ViewHandler:
-            self.views.append(View(method=method, path=path, handler=handler, auth=auth))
+            self.views.append(
+                View(
+                    method=method,
+                    path=path,
+                    handler=handler,
+                    auth=auth or self._auth,
+                    form_bytes_max=form_bytes_max,
+                    is_for_browsers=is_for_browsers,
+                )
+            )
             return handler
 
         return declare

@@ -39,11 +39,12 @@ from holdfast.supervision.control.messages import (
 from holdfast.telemetry.metrics.samples import Sample
 from holdfast.telemetry.reports.conditions import LastingCondition
 from holdfast.telemetry.reports.report import Report
-from holdfast_console import formats, rendering, views
+from holdfast_console import formats, views
 from holdfast_console.forms import MESSAGE_COOKIE, Message, local_path, message_cookie, read_message
-from holdfast_console.frame import COUNTS_VALID, Frame
+from holdfast_console.operators.action_forms import form_of
+from holdfast_console.operators.frame import COUNTS_VALID, Frame
+from holdfast_console.operators.site import SITE
 from holdfast_console.rendering import static_files, static_path
-from holdfast_console.subjects import all_views
 
 from .fake_rows import AwayRows
 from .page_reader import SAME_ORIGIN, PageReader, answer_controls, check_headers, message_of
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from tests.http.api import Api
     from tests.http.stage import Stage
 
-PROTECTED = [view for view in all_views() if view.auth is not Auth.NONE]
+PROTECTED = [view for view in SITE.views if view.auth is not Auth.NONE]
 PAGES = [view.path for view in PROTECTED if view.method == "GET"]
 
 
@@ -94,13 +95,13 @@ async def test_a_form_needs_the_session_and_its_token(api: Api, browser: PageRea
 
 
 def test_every_form_names_an_action_and_what_its_path_needs() -> None:
-    templates = files("holdfast_console") / "templates"
+    templates = files("holdfast_console") / "templates" / "operators"
     text = "".join(each.read_text() for each in templates.iterdir())
     forms = re.findall(r"""(?:ui\.act\("[^"]+", |form_of\()["'](\w+)["'], \[([^]]+)\]""", text)
     assert len(forms) == len(re.findall(r"ui\.act\(|form_of\('", text)) > 20
     actions = {route.action: route for route in all_routes()}
     for action, target in forms:
-        path = rendering.form_of(action, ["a/b"] * len(target.split(","))).path
+        path = form_of(action, ["a/b"] * len(target.split(","))).path
         assert path == re.sub(r"{\w+}", "a%2Fb", actions[action].path.replace("/ops/api", "/ops"))
 
 
@@ -194,7 +195,7 @@ async def test_pages_contain_no_secret(api: Api, browser: PageReader) -> None:
 
 async def test_static_files_are_cached_under_the_hash_of_their_content(stage: Stage) -> None:
     for name in ("pages.css", "pages.js", "icon.svg"):
-        response = await stage.call("GET", static_path(name))
+        response = await stage.call("GET", static_path("/ops", name))
         assert response.status_code == 200
         assert "immutable" in response.headers["Cache-Control"]
     assert len(static_files()) == 3
@@ -212,14 +213,14 @@ def test_the_stylesheet_and_the_script_load_nothing_from_outside() -> None:
     ["", "https://evil.example", "//evil.example", "/v2/models", "/opsx", "/ops\\evil", "/ops/\r\nX: y"],
 )
 def test_the_way_back_stays_among_the_pages(elsewhere: str) -> None:
-    assert local_path(elsewhere) == "/ops"
-    assert local_path("/ops/tasks/task_1?cursor=a") == "/ops/tasks/task_1?cursor=a"
+    assert local_path(elsewhere, "/ops") == "/ops"
+    assert local_path("/ops/tasks/task_1?cursor=a", "/ops") == "/ops/tasks/task_1?cursor=a"
 
 
 @pytest.mark.parametrize("cookie", [None, "", "not base64", "eyJ0ZXh0IjoxfQ", "e30", "A" * 5_000, "é"])
 def test_an_invalid_message_is_none(cookie: str | None) -> None:
     assert read_message(cookie) is None
-    sent = message_cookie(Message("naïve “text”" * 300, is_failure=False))
+    sent = message_cookie(Message("naïve “text”" * 300, is_failure=False), "/ops")
     assert len(sent) < 4_000
     assert read_message(sent.removeprefix(f"{MESSAGE_COOKIE}=").partition(";")[0]) is not None
 
@@ -544,10 +545,10 @@ async def test_counts_are_valid_from_the_end_of_their_reading(api: Api) -> None:
 
 
 def test_every_counted_noun_of_the_pages_has_its_singular() -> None:
-    templates = Path(rendering.__file__).with_name("templates")
+    templates = Path(formats.__file__).with_name("templates")
     found = [
         (template.name, noun)
-        for template in sorted(templates.glob("*.html"))
+        for template in sorted(templates.rglob("*.html"))
         for noun in re.findall(r"\|(?:number|length) \}\}(?:</b>)? (?:\w+ )?([a-z]+s)\b", template.read_text())
     ]
     assert {noun for _, noun in found} <= {"bytes"}, found

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from tests.tools import path_of
 
 from holdfast.http.kit.calls import Auth
-from holdfast_console.subjects import all_views
+from holdfast_console.operators.site import SITE
 
 FLAGS = [
     "--no-sandbox",
@@ -33,7 +33,7 @@ SCREENS = {"phone": (390, 844), "desktop": (1280, 900)}
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 PAGES = tuple(
     view.path
-    for view in all_views()
+    for view in SITE.views
     if view.method == "GET" and view.auth is Auth.OPERATOR_READ and "{" not in view.path
 )
 

@@ -15,7 +15,7 @@ from .task_scenarios import CREDIT, TaskRun
 
 LACKING = {
     "no APIs for OpenAI's and Replicate's clients: holdfast-compat is not installed",
-    "no operators' pages: holdfast-console is not installed",
+    "no pages for operators and accounts: holdfast-console is not installed",
 }
 ELSEWHERE = (
     ("POST", "/v1/images/generations"),

@@ -46,13 +46,16 @@ _SEGMENTS: Final = "|".join(sorted({segment for base in BASES for segment in bas
 _BASE: Final = re.compile(rf"^(?:/(?:{_SEGMENTS}))+(?=/)")
 _ERROR_FORMS: Final = tuple(each.error_form for each in EXTENSIONS if each.error_form is not None)
 
+PAGE_PATHS: Final = frozenset(page.path for each in EXTENSIONS for page in each.pages)
+
 MATCHES_MAX: Final = 512
 """How many matches of paths with parameters are kept."""
 
 
 PUBLIC_ROUTES: Final = tuple(route for route in SERVED if not is_for_operators(route.path))
-OPERATORS_ROUTES: Final = tuple(
-    route for route in SERVED if is_for_operators(route.path) or route.path in HEALTH_PATHS
+OPERATORS_ROUTES: Final[tuple[Served, ...]] = (
+    *(route for route in SERVED if is_for_operators(route.path) or route.path in HEALTH_PATHS),
+    *(page for each in EXTENSIONS for page in each.operators_pages),
 )
 
 
@@ -115,7 +118,9 @@ class HoldfastApp(QuartTrio):
     def _below_another_base(self, request: HoldfastRequest) -> Refusal | None:
         """Return the refusal of a path that exists with another base, or without a slash at its end."""
         bare = _BASE.sub("", request.path.rstrip("/"))
-        known = [each for each in (f"{base}{bare}" for base in BASES) if self._adapter.allowed_methods(each)]
+        paths = {f"{base}{bare}": None for base in BASES}
+        # Not the pages: a client whose base URL lacks /v1 finds none at /models.
+        known = [each for each in paths if each not in PAGE_PATHS and self._adapter.allowed_methods(each)]
         if not known or request.path in known:
             return None
         does = "does" if len(known) == 1 else "do"

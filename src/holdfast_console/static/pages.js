@@ -87,18 +87,36 @@ const say = (text, tone) => {
 };
 
 const ANSWER_MS = 10_000;
+const PAUSE_S = 1;
+const PAUSE_MAX_S = 30;
+
+// What was typed is not lost with the session: the form that is sent leads to the sign-in, and back.
+const isTyped = (field) =>
+  field.type === "hidden" ? false
+  : "checked" in field && field.checked !== field.defaultChecked ? true
+  : field.matches("select") ? [...field.options].some((each) => each.selected !== each.defaultSelected && each.selected)
+  : field.value !== field.defaultValue;
+
+const signedOut = () => {
+  if (![...document.querySelectorAll("main input, main textarea, main select")].some(isTyped)) {
+    location.reload();
+    return;
+  }
+  paused = true;
+  say("signed out", "warn");
+};
 
 let refreshing = false;
 let paused = false;
 const refresh = async () => {
-  const main = document.querySelector("main[data-live-s]");
+  const main = document.querySelector("main[data-live-s], main[data-events]");
   if (!main || refreshing || document.hidden || paused) return;
   refreshing = true;
   try {
     const signal = AbortSignal.timeout(ANSWER_MS);
     const response = await fetch(location.href, { headers: { "X-Refresh": "1" }, redirect: "error", signal });
     if (response.status === 401) {
-      location.reload();
+      signedOut();
       return;
     }
     if (!response.ok) throw new Error(String(response.status));
@@ -117,9 +135,42 @@ const refresh = async () => {
   }
 };
 
-const live = document.querySelector("main[data-live-s]");
+// An account's pages are asked for again after its events, at most once a second.
+const EVENT_NAMES = ["task", "order", "account"];
+const TOGETHER_MS = 1000;
+
+const followAccount = (path, pauseS) => {
+  let due = null;
+  const source = new EventSource(path);
+  let isFirst = true;
+  const refreshSoon = () => {
+    due ??= setTimeout(() => {
+      due = null;
+      refresh();
+    }, TOGETHER_MS);
+  };
+  for (const name of EVENT_NAMES) {
+    source.addEventListener(name, () => {
+      // The first batch says what the page shows already.
+      if (!isFirst) refreshSoon();
+      if (name === "account") isFirst = false;
+    });
+  }
+  source.onopen = () => { if (!paused) say("live", "live"); };
+  source.onerror = () => {
+    if (!paused) say("no connection; tries again", "bad");
+    if (source.readyState !== EventSource.CLOSED) return;
+    setTimeout(async () => {
+      await refresh();
+      if (!paused) followAccount(path, Math.min(pauseS * 2, PAUSE_MAX_S));
+    }, pauseS * 1000);
+  };
+};
+
+const live = document.querySelector("main[data-live-s], main[data-events]");
 if (live) {
-  setInterval(refresh, Number(live.dataset.liveS) * 1000);
+  if (live.dataset.liveS) setInterval(refresh, Number(live.dataset.liveS) * 1000);
+  else followAccount(live.dataset.events, PAUSE_S);
   document.addEventListener("visibilitychange", () => {
     if (!document.hidden) refresh();
   });
@@ -140,8 +191,6 @@ if (live) {
 
 const LINES_MAX = 500;
 const WAITING_MAX = 500;
-const PAUSE_S = 1;
-const PAUSE_MAX_S = 30;
 
 const followReports = (list) => {
   const template = document.getElementById("report-line");
@@ -270,4 +319,22 @@ if (goOn) {
   fetch(location.href, { redirect: "manual" })
     .then((response) => { if (response.type === "opaqueredirect") location.replace(goOn.dataset.returnTo); })
     .catch(() => {});
+}
+
+// A button that has to wait, until the time that is shown beside it.
+for (const wait of document.querySelectorAll("[data-until]")) {
+  const button = document.getElementById(wait.dataset.until);
+  const time = wait.querySelector("time");
+  const free = () => {
+    button.disabled = Date.now() + offset < Date.parse(time.dateTime);
+    if (!button.disabled) wait.textContent = "now";
+    else setTimeout(free, 500);
+  };
+  free();
+}
+
+// A page that answered a form is found at its own address again.
+const answered = document.querySelector("main[data-here]");
+if (answered && answered.dataset.here !== location.pathname + location.search) {
+  history.replaceState(null, "", answered.dataset.here);
 }

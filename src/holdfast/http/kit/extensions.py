@@ -29,7 +29,10 @@ from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.tasks.task import Task, WebhookFormat
 
 GROUP: Final = "holdfast.extensions"
-EXTENSIONS: Final = {"compat": "APIs for OpenAI's and Replicate's clients", "console": "operators' pages"}
+EXTENSIONS: Final = {
+    "compat": "APIs for OpenAI's and Replicate's clients",
+    "console": "pages for operators and accounts",
+}
 """What each extension of this repository is for; its distribution is ``holdfast-`` and its name."""
 
 WebhookBody: TypeAlias = Callable[[PublicUrls, Task, datetime], bytes]
@@ -74,7 +77,8 @@ class Extension:
     """What one distribution adds to the front end.
 
     ``routes`` are endpoints, which the OpenAPI document describes, with the recorded responses of the file
-    ``examples``, by the type of their body. ``bases`` are what the base URLs of its clients end in.
+    ``examples``, by the type of their body. ``operators_pages`` are served on a listener for operators alone,
+    where ``pages`` of the same paths are not. ``bases`` are what the base URLs of its clients end in.
     ``webhook_bodies`` encode the events of tasks that were created with one of these formats. What it remembers is
     in :meth:`Dependencies.state`.
     """
@@ -82,6 +86,7 @@ class Extension:
     name: str
     routes: tuple[Route, ...] = ()
     pages: tuple[ServedPage, ...] = ()
+    operators_pages: tuple[ServedPage, ...] = ()
     examples: Traversable | None = None
     bases: tuple[str, ...] = ()
     error_form: ErrorForm | None = None

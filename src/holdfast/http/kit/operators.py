@@ -70,7 +70,7 @@ INVALID_CSRF_TOKEN: Final = Refusal(
 
 def cookie_name(settings: Settings) -> str:
     """Return the cookie's name; the prefix makes browsers refuse it from other hosts, and without TLS."""
-    return f"__Host-{_COOKIE}" if _has_tls(settings) else _COOKIE
+    return f"__Host-{_COOKIE}" if has_tls(settings) else _COOKIE
 
 
 def read_cookie(cookies: Mapping[str, str], settings: Settings) -> str | None:
@@ -89,7 +89,7 @@ def new_session(name: str, origin: str, at: datetime, settings: Settings) -> tup
 def set_cookie(cookie: str, settings: Settings) -> tuple[str, str]:
     """Return the header that gives a browser the cookie; an empty one takes it back."""
     ttl_s = settings.operator_session_ttl_s if cookie else 0
-    secure = "; Secure" if _has_tls(settings) else ""
+    secure = "; Secure" if has_tls(settings) else ""
     return (
         "Set-Cookie",
         f"{cookie_name(settings)}={cookie}; Path=/; Max-Age={ttl_s}; HttpOnly; SameSite=Strict{secure}",
@@ -115,7 +115,8 @@ def is_csrf_token(sent: str | None, cookie: str, settings: Settings) -> bool:
     )
 
 
-def _has_tls(settings: Settings) -> bool:
+def has_tls(settings: Settings) -> bool:
+    """Whether browsers reach the service by TLS."""
     return (settings.public_url or "").startswith("https:")
 
 
@@ -146,7 +147,7 @@ class SeenSessions:
 
 
 CROSS_ORIGIN: Final = Refusal(
-    code="cross_origin_request", message="Operators' requests must come from this service's own pages."
+    code="cross_origin_request", message="The request must come from a page of this service."
 )
 
 

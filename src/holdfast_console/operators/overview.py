@@ -8,14 +8,15 @@ from holdfast.http.endpoints.operators.books import LedgerHealth, read_ledger_he
 from holdfast.http.endpoints.operators.processes import ProcessSamples, Tree, list_samples, read_tree
 from holdfast.http.endpoints.operators.providers import ProviderList, list_providers
 from holdfast.http.endpoints.operators.reports import ReportList, list_reports
+from holdfast.http.kit.calls import Auth
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.messages import ProcessDescription
 from holdfast.telemetry.metrics.samples import Sample
+from holdfast_console.operators.trends import latest, plots_of
 from holdfast_console.rendering import Html
-from holdfast_console.trends import latest, plots_of
 from holdfast_console.views import ViewResult, ViewTable, Visit
 
-view = ViewTable()
+view = ViewTable(Auth.OPERATOR_READ)
 
 
 @view("/ops")

@@ -13,6 +13,7 @@ from holdfast.http.endpoints.operators.tasks import (
 )
 from holdfast.http.endpoints.operators.time_lines import read_task_time_line
 from holdfast.http.endpoints.operators.webhooks import list_failed_events, summarise_webhooks
+from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.errors import UNREADABLE
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.events import WebhookSummary
@@ -21,7 +22,7 @@ from holdfast.supervision.control.messages import KeyDescription
 from holdfast_console.rendering import Html
 from holdfast_console.views import ViewResult, ViewTable, Visit
 
-view = ViewTable()
+view = ViewTable(Auth.OPERATOR_READ)
 
 
 @view("/ops/tasks")

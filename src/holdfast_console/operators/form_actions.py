@@ -10,14 +10,16 @@ import msgspec
 
 from holdfast.http.endpoints import all_routes
 from holdfast.http.endpoints.operators.providers import ProviderCheckBody
+from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.routes import Route
 from holdfast.ledger.refusals import Refusal
 from holdfast_console.formats import duration_text, words_of
-from holdfast_console.forms import API, Message, local_path
-from holdfast_console.rendering import Redirect, form_path
+from holdfast_console.forms import Message, local_path
+from holdfast_console.operators.action_forms import API, form_path
+from holdfast_console.rendering import Redirect
 from holdfast_console.views import View, ViewHandler, ViewResult, ViewTable, Visit
 
-view = ViewTable()
+view = ViewTable(Auth.OPERATOR_READ)
 
 
 def _action_of(route: Route) -> ViewHandler:
@@ -25,7 +27,7 @@ def _action_of(route: Route) -> ViewHandler:
 
     async def act(visit: Visit) -> ViewResult:
         fields = visit.form
-        return_to = local_path(fields.pop("return_to", ""))
+        return_to = local_path(fields.pop("return_to", ""), "/ops")
         result, _ = await visit.submit(route, fields=fields)
         if isinstance(result, Refusal):
             return Redirect(return_to, Message(f"Not done: {result.message}", is_failure=True))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from holdfast.http.endpoints.operators.actors import ActorList, list_actors, read_actor
 from holdfast.http.endpoints.operators.poison import list_poison_messages
 from holdfast.http.endpoints.operators.processes import Tree, read_tree
+from holdfast.http.kit.calls import Auth
 from holdfast.http.schemas.operators import GROUPS
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.messages import KeyDescription
@@ -14,7 +15,7 @@ from holdfast.supervision.status import ChildStatus
 from holdfast_console.rendering import Html
 from holdfast_console.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
 
-view = ViewTable()
+view = ViewTable(Auth.OPERATOR_READ)
 
 
 @view("/ops/tree")

@@ -7,12 +7,13 @@ from typing import Final
 from holdfast.http.endpoints.operators.actions import list_operator_actions
 from holdfast.http.endpoints.operators.processes import list_refused_requests
 from holdfast.http.endpoints.operators.reports import list_reports
+from holdfast.http.kit.calls import Auth
 from holdfast.telemetry.reports.report import REPORT_KINDS
 from holdfast_console.formats import tone_of
 from holdfast_console.rendering import Html
 from holdfast_console.views import ViewResult, ViewTable, Visit
 
-view = ViewTable()
+view = ViewTable(Auth.OPERATOR_READ)
 
 
 @view("/ops/actions")

@@ -12,12 +12,13 @@ from holdfast.http.endpoints.operators.orders import (
     list_troubled_orders,
     read_order_details,
 )
+from holdfast.http.kit.calls import Auth
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.books import LiabilitiesBody, RevenueBody, TrialBalanceBody
 from holdfast_console.rendering import Html
 from holdfast_console.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
 
-view = ViewTable()
+view = ViewTable(Auth.OPERATOR_READ)
 
 
 @view("/ops/payments")

@@ -21,6 +21,7 @@ from holdfast.http.endpoints.operators.credit import list_account_lots
 from holdfast.http.endpoints.operators.processes import RefusedRequestPage, list_refused_requests
 from holdfast.http.endpoints.operators.time_lines import read_account_time_line
 from holdfast.http.endpoints.tasks.usage_totals import UsageTotals
+from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.values import shown
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.finding import Found
@@ -28,7 +29,7 @@ from holdfast.supervision.control.messages import KeyDescription
 from holdfast_console.rendering import Html, Redirect
 from holdfast_console.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
 
-view = ViewTable()
+view = ViewTable(Auth.OPERATOR_READ)
 
 
 @view("/ops/accounts/{account_id}")

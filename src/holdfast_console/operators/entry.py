@@ -1,11 +1,8 @@
-"""How a person comes in: the root's address, sign-in and sign-out, and the files of the pages."""
+"""How an operator comes in: sign-in and sign-out, the reference, and the files of the pages."""
 
 from __future__ import annotations
 
 from typing import Final
-
-from quart import Response
-from werkzeug.exceptions import NotFound
 
 from holdfast.http.endpoints.api_docs import reference_page
 from holdfast.http.endpoints.operators.session import (
@@ -15,29 +12,19 @@ from holdfast.http.endpoints.operators.session import (
     sign_operator_out,
 )
 from holdfast.http.kit.calls import Auth
-from holdfast.http.kit.errors import refusal_of_http
 from holdfast.http.kit.operator_access import session_of
 from holdfast.http.kit.operators import read_cookie
 from holdfast.http.kit.reference import OPERATORS
-from holdfast.http.kit.responses import refusal_response
 from holdfast.http.kit.routes import Handler
-from holdfast.http.kit.values import shown
 from holdfast.http.schemas.common import CodeSent
 from holdfast.ledger.refusals import Refusal
-from holdfast_console.forms import SIGN_IN, local_path
-from holdfast_console.rendering import Html, Redirect, static_files
+from holdfast_console.forms import local_path
+from holdfast_console.rendering import Html, Redirect, static_response
 from holdfast_console.views import ViewResult, ViewTable, Visit, route_of
 
-view = ViewTable()
+SIGN_IN: Final = "/ops/sign-in"
 
-
-@view("/", auth=Auth.NONE)
-async def root(visit: Visit) -> ViewResult:
-    """Send a browser to the API reference. Other clients find nothing here."""
-    request = visit.call.request
-    if "text/html" in request.headers.get("Accept", ""):
-        return Redirect("docs")
-    return refusal_response(*refusal_of_http(NotFound(), request.method, request.path))
+view = ViewTable(Auth.OPERATOR_READ)
 
 
 @view("/ops/docs")
@@ -57,7 +44,7 @@ _WAYS: Final[tuple[tuple[str, Handler], ...]] = (
 @view(SIGN_IN, auth=Auth.NONE)
 async def sign_in_page(visit: Visit) -> ViewResult:
     """The forms; an operator who is signed in already goes on."""
-    return_to = local_path(visit.parameter("return_to"))
+    return_to = local_path(visit.parameter("return_to"), "/ops")
     call = visit.call
     cookie = read_cookie(call.request.cookies, call.deps.settings)
     if cookie is not None and not isinstance(await session_of(call.deps, cookie, call.origin()), Refusal):
@@ -69,7 +56,7 @@ async def sign_in_page(visit: Visit) -> ViewResult:
 async def sign_in(visit: Visit) -> ViewResult:
     """Begin a session, or send the code for one."""
     fields = {**visit.form}
-    return_to = local_path(fields.pop("return_to", ""))
+    return_to = local_path(fields.pop("return_to", ""), "/ops")
     handler = next((way for field, way in _WAYS if field in fields), None)
     if handler is None:
         return _page(return_to, failure="Fill in one of the forms.")
@@ -111,8 +98,4 @@ def _page(
 @view("/ops/static/{name}", auth=Auth.NONE)
 async def static_file(visit: Visit) -> ViewResult:
     """A file under its name with a hash: what it names never changes."""
-    found = static_files().get(visit.path["name"])
-    if found is None:
-        return Refusal(code="route_not_found", message=f"The file {shown(visit.path['name'])} does not exist.")
-    headers = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
-    return Response(found.content, content_type=found.content_type, headers=headers)
+    return static_response(visit.path["name"])

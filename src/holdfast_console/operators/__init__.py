@@ -1,0 +1,1 @@
+"""The operators' pages, by subject. Every module here whose ``view`` is a view table is served."""

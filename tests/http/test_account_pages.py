@@ -1,0 +1,297 @@
+"""The account's own pages: who sees them, what they may contain, and what their forms do.
+
+A page that is added is tried by each test here: signed out, with forms of elsewhere and of another session, and by
+its text. One that is at a path with parameters needs a line of ``EXAMPLES``.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import pytest
+from tests.strict_html import StrictHtml
+
+from holdfast.actors.account.messages import SetAlerts
+from holdfast.actors.sign_in.messages import AdmitOrigin, CodeIssued, OriginAdmitted, RequestCode, SignedIn
+from holdfast.http.kit.calls import Auth
+from holdfast.ledger.alerts.alerts import Alerts
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.sign_in_codes import new_otp_id
+from holdfast.persistence.records.rows import SessionRevokedRow
+from holdfast_console.account.access import cookie_name, set_cookie
+from holdfast_console.account.sign_in import EVENTS, SIGN_IN, SIGNED_IN_AGAIN
+from holdfast_console.account.site import NAVIGATION, SITE
+
+from .identities import TOKEN
+from .page_reader import SAME_ORIGIN, PageReader, check_headers
+
+if TYPE_CHECKING:
+    from tests.http.api import Api
+    from tests.http.stage import Stage
+
+OTHER_TOKEN = "hst_" + "B" * 43
+EXAMPLES: dict[str, str] = {}
+"""Parameters of paths, by their names."""
+PROTECTED = [view for view in SITE.views if view.auth is Auth.SESSION]
+FORMS = [view for view in PROTECTED if view.method == "POST"]
+PAGES = [
+    re.sub(r"\{(\w+)\}", lambda found: EXAMPLES[found[1]], view.path) for view in PROTECTED if view.method == "GET"
+]
+READ = [path for path in PAGES if path != EVENTS]
+
+
+class AccountReader(PageReader):
+    """A browser on the account's pages."""
+
+    async def read(self, path: str, status: int = 200) -> StrictHtml:
+        """Read a page that must be valid, and safe for a browser."""
+        response = await self.get(path)
+        assert response.status_code == status, response.text
+        check_headers(response)
+        page = StrictHtml(response.text)
+        assert page.faults == [], page.faults
+        ours = re.compile(r"/account\b|#|/docs|/models|(https://holdfast\.example)?/v2/assets/")
+        assert [link for link in page.links if not ours.match(link)] == []
+        return page
+
+    def take_cookie(self, token: str) -> None:
+        """Have the cookie of a session."""
+        self.headers = {**self.headers, "Cookie": f"{cookie_name(self.stage.deps.settings)}={token}"}
+
+
+@pytest.fixture
+async def owner(api: Api) -> AccountReader:
+    """The browser of the account's owner, signed in."""
+    browser = AccountReader(api, SAME_ORIGIN)
+    browser.take_cookie(TOKEN)
+    return browser
+
+
+async def issue(key: str, command: object) -> object:
+    if isinstance(command, AdmitOrigin):
+        return OriginAdmitted()
+    assert isinstance(command, RequestCode)
+    return CodeIssued(otp_id="otp_1", code="123456", expires_in_s=600)
+
+
+def sign_in_succeeds(api: Api, token: str = TOKEN) -> dict[str, str]:
+    """Let a code be right, and return its form."""
+    ends_at = api.now + timedelta(hours=24)
+    api.sign_ins.answer = SignedIn(api.account_id, "ada@example.com", "User", "ses_2", token, ends_at)
+    otp_id = new_otp_id(api.deps.settings.otp_pepper, "ada@example.com")
+    return {"email": "ada@example.com", "otp_id": otp_id, "otp": "123 456"}
+
+
+def fields_of(text: str) -> dict[str, str]:
+    """The fields of the first form of a page, as a browser has them: hidden inputs and texts."""
+    form = re.search(r"<form method=\"post\" action=\"/account/sign-in\">(.*?)</form>", text, re.DOTALL)
+    assert form is not None
+    inputs = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', form[1])
+    areas = re.findall(r'<textarea name="([^"]+)"[^>]*>\n?(.*?)</textarea>', form[1], re.DOTALL)
+    return {name: html.unescape(value) for name, value in (*inputs, *areas)}
+
+
+# ------------------------------------------------------------------------------------------ every page
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_without_a_session_there_is_no_page(stage: Stage, path: str) -> None:
+    for headers in ({}, {"Cookie": "__Host-holdfast_account=x"}, {"Authorization": f"Bearer {TOKEN}"}):
+        response = await AccountReader(stage, headers).get(path)
+        assert (response.status_code, response.content) == (303, b"")
+        assert response.headers["Location"] == f"{SIGN_IN}?" + urlencode({"return_to": path})
+
+
+@pytest.mark.parametrize("path", READ)
+async def test_a_page_is_valid_small_and_without_secrets(api: Api, owner: AccountReader, path: str) -> None:
+    page = await owner.read(path)
+    assert len(page.text.encode()) < 100_000
+    assert "Skip to the content" in page.text
+    assert [secret for secret in (*api.deps.settings.secret_values(), TOKEN) if secret in page.text] == []
+
+
+@pytest.mark.parametrize("view", FORMS, ids=lambda view: view.name)
+async def test_a_form_of_elsewhere_or_of_another_session_does_nothing(
+    api: Api, owner: AccountReader, view: Any
+) -> None:
+    path = re.sub(r"\{(\w+)\}", lambda found: EXAMPLES[found[1]], view.path)
+    await api.add_session(api.other_account_id, "ses_" + "2" * 32, OTHER_TOKEN)
+    token = await owner.hidden("/account")
+    other = AccountReader(api, SAME_ORIGIN)
+    other.take_cookie(OTHER_TOKEN)
+    others_token = await other.hidden("/account")
+    attempts: list[tuple[dict[str, str], str]] = [
+        ({}, ""),
+        ({}, token[:-1] + "!"),
+        ({}, others_token),
+        ({"Origin": "https://evil.example"}, token),
+        ({"Origin": "null"}, token),
+        ({"Sec-Fetch-Site": "same-site"}, token),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}, token),
+    ]
+    for changed, sent in attempts:
+        response = await owner.send(path, changed, csrf_token=sent, return_to="/account")
+        assert response.status_code == 403, (changed, sent)
+        check_headers(response)
+    without = {name: value for name, value in owner.headers.items() if name not in SAME_ORIGIN}
+    assert (await AccountReader(api, without).send(path, csrf_token=token)).status_code == 403
+    signed_out = await AccountReader(api, SAME_ORIGIN).send(path, csrf_token=token)
+    assert (signed_out.status_code, signed_out.headers["Location"]) == (303, f"{SIGN_IN}?return_to=%2Faccount")
+    assert api.accounts.asked == []
+
+
+async def test_the_navigation_has_the_pages_that_exist(owner: AccountReader) -> None:
+    page = await owner.read("/account")
+    entries = [entry.path for _, entries in NAVIGATION for entry in entries]
+    shown = [path for path in entries if path in page.links]
+    assert shown == [path for path in entries if path in {view.path for view in SITE.views}]
+    for path in shown:
+        await owner.read(path)
+
+
+# --------------------------------------------------------------------------------------------- sign-in
+
+
+async def test_a_code_begins_a_session_and_leads_back(api: Api) -> None:
+    stranger = AccountReader(api, SAME_ORIGIN)
+    api.sign_ins.answer = issue
+    asked = await stranger.send(SIGN_IN, email=" Ada@EXAMPLE.com", return_to="/account/settings?a=b")
+    page = StrictHtml(asked.text)
+    assert page.faults == []
+    for words in ('autocomplete="one-time-code"', 'inputmode="numeric"', "in 30 s", "Send another code"):
+        assert words in asked.text
+    assert fields_of(asked.text) == {
+        "email": "Ada@EXAMPLE.com", "otp_id": "otp_1", "return_to": "/account/settings?a=b"
+    }  # fmt: skip
+    begun = await stranger.send(SIGN_IN, **sign_in_succeeds(api), return_to="/account/settings?a=b")
+    assert (begun.status_code, begun.headers["Location"]) == (303, "/account/settings?a=b")
+    cookie = begun.headers["Set-Cookie"]
+    assert cookie == f"holdfast_account={TOKEN}; Path=/; Max-Age=86400; HttpOnly; SameSite=Lax"
+    stranger.headers["Cookie"] = cookie.partition(";")[0]
+    assert "one@example.com" not in (await stranger.read("/account")).text
+    there = await stranger.get(SIGN_IN, return_to="/account/settings")
+    assert (there.status_code, there.headers["Location"]) == (303, "/account/settings")
+
+
+def test_with_tls_only_this_host_gets_the_cookie(stage: Stage) -> None:
+    stage.configure(public_url="https://holdfast.example")
+    name, cookie = set_cookie("hst_1", 60, stage.deps.settings)
+    assert (name, cookie.partition("=")[0]) == ("Set-Cookie", "__Host-holdfast_account")
+    assert cookie.endswith("; Path=/; Max-Age=60; HttpOnly; SameSite=Lax; Secure")
+
+
+@pytest.mark.parametrize(
+    "elsewhere", ["https://evil.example", "//evil.example", "/ops", "/accounts", "/account\\evil"]
+)
+async def test_the_way_back_stays_among_the_pages(api: Api, elsewhere: str) -> None:
+    stranger = AccountReader(api, SAME_ORIGIN)
+    begun = await stranger.send(SIGN_IN, **sign_in_succeeds(api), return_to=elsewhere)
+    assert begun.headers["Location"] == "/account"
+
+
+async def test_a_refused_code_says_so_and_how_long_to_wait(api: Api) -> None:
+    stranger = AccountReader(api, SAME_ORIGIN)
+    form = sign_in_succeeds(api)
+    api.sign_ins.answer = Refusal(code="invalid_otp", message="This code is not valid.")
+    wrong = await stranger.send(SIGN_IN, **form)
+    assert wrong.status_code == 400
+    assert "This code is not valid." in wrong.text
+    assert fields_of(wrong.text)["otp_id"] == form["otp_id"]
+    assert "123 456" not in wrong.text
+    api.sign_ins.answer = Refusal(code="otp_rate_limited", message="A code was sent.", retry_after_s=17)
+    early = await stranger.send(SIGN_IN, **{**form, "otp": ""}, resend="1")
+    assert "A code was sent." in early.text
+    assert "Try again in 17 s." in early.text
+    assert fields_of(early.text)["otp_id"] == form["otp_id"]
+
+
+async def test_pages_of_other_origins_sign_nobody_in(api: Api) -> None:
+    stranger = AccountReader(api, SAME_ORIGIN)
+    for changed in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        stolen = await stranger.send(SIGN_IN, changed, **sign_in_succeeds(api))
+        assert (stolen.status_code, "Set-Cookie" in stolen.headers) == (403, False)
+    assert api.sign_ins.asked == []
+
+
+async def test_hostile_text_of_the_form_is_escaped(api: Api) -> None:
+    hostile = '"><script>alert(1)</script>@example.com'
+    response = await AccountReader(api, SAME_ORIGIN).send(SIGN_IN, email=hostile, return_to='/account"><b>')
+    assert response.status_code == 400
+    assert "<script>alert" not in response.text
+    page = StrictHtml(response.text)
+    assert page.faults == []
+
+
+async def test_sign_out_ends_the_session(api: Api, owner: AccountReader) -> None:
+    token = await owner.hidden("/account")
+    api.accounts.answer = SessionRevokedRow(api.account_id, api.session_id, api.now)
+    out = await owner.send("/account/sign-out", csrf_token=token)
+    assert (out.status_code, out.headers["Location"]) == (303, SIGN_IN)
+    cookies = out.headers.get_list("Set-Cookie")
+    assert any(each.startswith("holdfast_account=; Path=/; Max-Age=0") for each in cookies)
+    assert [type(command).__name__ for _, command in api.accounts.asked] == ["SignOut"]
+
+
+# ----------------------------------------------------------------------------------------------- forms
+
+ALERTS = "/account/settings/alerts"
+
+
+async def test_a_refused_form_is_shown_again_as_it_was_filled_in(api: Api, owner: AccountReader) -> None:
+    token = await owner.hidden("/account/settings")
+    sent = {"csrf_token": token, "return_to": "/account/settings", "balance_below": '5,"<b>'}
+    wrong = await owner.send(ALERTS, **sent)
+    assert wrong.status_code == 400
+    page = StrictHtml(wrong.text)
+    assert page.faults == []
+    assert 'value="5,&#34;&lt;b&gt;"' in wrong.text
+    assert 'aria-invalid="true"' in wrong.text
+    assert not re.search(r'name="email"[^>]* checked', wrong.text)
+    assert api.accounts.asked == []
+    api.accounts.answer = Alerts()
+    done = await owner.send(ALERTS, **{**sent, "balance_below": "5"}, email="true")
+    assert (done.status_code, done.headers["Location"]) == (303, "/account/settings")
+    assert [command for _, command in api.accounts.asked] == [
+        SetAlerts(balance_below_micro=5_000_000, limit_share=1.0, email=True)
+    ]
+
+
+async def test_a_form_outlives_its_session(api: Api, owner: AccountReader) -> None:
+    """It is kept through the sign-in, and shown again as it was filled in, but for secrets. Nothing is done."""
+    sent = {"return_to": "/account/settings", "balance_below": "7.5", "email": "true", "code": "a secret"}
+    ended = AccountReader(api, SAME_ORIGIN)
+    ended.take_cookie("hst_" + "C" * 43)
+    kept = await ended.send(ALERTS, csrf_token="x", **sent)
+    assert kept.status_code == 401
+    assert "a secret" not in kept.text
+    api.sign_ins.answer = issue
+    asked = await ended.send(SIGN_IN, **{**fields_of(kept.text), "email": "ada@example.com"})
+    wrong = await ended.send(SIGN_IN, **fields_of(asked.text), otp="12")
+    assert wrong.status_code == 400
+    begun = await ended.send(SIGN_IN, **{**fields_of(wrong.text), **sign_in_succeeds(api)})
+    assert begun.status_code == 200
+    assert SIGNED_IN_AGAIN in begun.text
+    page = StrictHtml(begun.text)
+    assert page.faults == []
+    assert 'value="7.5"' in begun.text
+    assert re.search(r'name="email"[^>]* checked', begun.text)
+    assert 'data-here="/account/settings"' in begun.text
+    assert begun.headers["Set-Cookie"].startswith(f"holdfast_account={TOKEN};")
+    assert api.accounts.asked == []
+    owner.headers["Cookie"] = begun.headers["Set-Cookie"].partition(";")[0]
+    found = re.search(r'name="csrf_token" value="([^"]+)"', begun.text)
+    assert found is not None
+    api.accounts.answer = Alerts()
+    assert (await owner.send(ALERTS, csrf_token=found[1], **sent)).status_code == 303
+
+
+async def test_a_form_of_an_earlier_session_is_shown_again(api: Api, owner: AccountReader) -> None:
+    """Who signs out and in again in one tab finds what was typed in the other."""
+    stale = await owner.send(ALERTS, csrf_token="of-another", return_to="/account/settings", balance_below="3")
+    assert stale.status_code == 403
+    assert 'value="3"' in stale.text
+    assert api.accounts.asked == []
