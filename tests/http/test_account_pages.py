@@ -21,6 +21,7 @@ from holdfast.http.kit.calls import Auth
 from holdfast.ledger.alerts.alerts import Alerts
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import new_otp_id
+from holdfast.persistence.records import tables
 from holdfast.persistence.records.rows import SessionRevokedRow
 from holdfast_console.account.access import cookie_name, set_cookie
 from holdfast_console.account.sign_in import EVENTS, SIGN_IN, SIGNED_IN_AGAIN
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
     from tests.http.api import Api
     from tests.http.stage import Stage
 
+WEBHOOK_ID = "wh_" + "1" * 32
+HOSTILE = "<script>alert(1)</script>"
 OTHER_TOKEN = "hst_" + "B" * 43
-EXAMPLES: dict[str, str] = {}
+EXAMPLES = {"api_key_id": "key_" + "1" * 32, "webhook_id": WEBHOOK_ID, "event_id": "evt_" + "1" * 32}
 """Parameters of paths, by their names."""
 PROTECTED = [view for view in SITE.views if view.auth is Auth.SESSION]
 FORMS = [view for view in PROTECTED if view.method == "POST"]
@@ -66,6 +69,12 @@ class AccountReader(PageReader):
 @pytest.fixture
 async def owner(api: Api) -> AccountReader:
     """The browser of the account's owner, signed in."""
+    await api.write(
+        tables.webhooks.insert().values(
+            account_id=api.account_id, webhook_id=WEBHOOK_ID, url=f"https://shop.example/{HOSTILE}",
+            events=["task.*"], enabled=True, created_at=api.now, updated_at=api.now,
+        )
+    )  # fmt: skip
     browser = AccountReader(api, SAME_ORIGIN)
     browser.take_cookie(TOKEN)
     return browser

@@ -338,3 +338,15 @@ const answered = document.querySelector("main[data-here]");
 if (answered && answered.dataset.here !== location.pathname + location.search) {
   history.replaceState(null, "", answered.dataset.here);
 }
+
+// ----------------------------------------------------------------------------------------------- copying
+
+if (navigator.clipboard) {
+  for (const button of document.querySelectorAll("button.copy")) {
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(button.parentElement.querySelector("pre").textContent);
+      button.textContent = "Copied";
+    });
+  }
+}

@@ -1,0 +1,123 @@
+"""API keys: what each may do, spend and has spent; and the limits of the whole account."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.http.endpoints.api_keys import (
+    AccountLimitList,
+    ApiKeyList,
+    ApiKeySecret,
+    change_api_key,
+    create_api_key,
+    list_api_keys,
+    read_limits,
+    revoke_api_key,
+    set_limits,
+)
+from holdfast.http.endpoints.catalog import ModelList, list_models
+from holdfast.http.kit.calls import Auth
+from holdfast.http.kit.credentials import ALL_SCOPES, SCOPES
+from holdfast.ledger.credit.limits import WINDOWS
+from holdfast.ledger.refusals import Refusal
+from holdfast_console.account.samples import create_samples, example_body
+from holdfast_console.forms import Message
+from holdfast_console.rendering import Html, Redirect
+from holdfast_console.views import ViewResult, ViewTable, Visit
+
+KEYS: Final = "/account/keys"
+SCOPE_WORDS: Final = {
+    "tasks:read": "Read tasks and their results",
+    "tasks:write": "Create, retry and cancel tasks, upload files",
+    "account:read": "Read the balance, limits, statement and orders",
+    "usage:read": "Read the usage of all keys",
+}
+WINDOW_WORDS: Final = {"day": "a day", "week": "a week", "month": "a month", "total": "in total"}
+
+view = ViewTable(Auth.SESSION)
+
+
+@view(KEYS)
+async def keys(visit: Visit) -> ViewResult:
+    """The keys that work, or with ``?all=1`` the revoked ones too, and the account's limits."""
+    found = await visit.read(list_api_keys, ApiKeyList)
+    models = await visit.read(list_models, ModelList)
+    shows_all = visit.parameter("all") == "1"
+    listed = [] if isinstance(found, Refusal) else found.data
+    limits = await visit.read(read_limits, AccountLimitList)
+    values = {
+        "found": found,
+        "keys": [key for key in listed if shows_all or key.revoked_at is None],
+        "revoked": sum(key.revoked_at is not None for key in listed),
+        "shows_all": shows_all,
+        "scopes": [(scope, SCOPE_WORDS.get(scope, scope), scope in SCOPES) for scope in ALL_SCOPES],
+        "windows": list(WINDOW_WORDS.items()),
+        "window_words": WINDOW_WORDS,
+        "models": [] if isinstance(models, Refusal) else [each.id for each in models.data if not each.priced_only],
+        "limits": limits,
+        "by_window": {} if isinstance(limits, Refusal) else {each.window: each for each in limits.limits},
+    }
+    return Html("keys.html", values, is_live=True)
+
+
+@view(f"{KEYS}/create", method="POST")
+async def create(visit: Visit) -> ViewResult:
+    """Create a key, and show its secret once with a call that uses it."""
+    scopes = [scope for scope in ALL_SCOPES if f"scope.{scope}" in visit.form]
+    created, _ = await visit.submit(create_api_key, fields={**_terms(visit), "scopes": scopes}, path={})
+    if isinstance(created, Refusal):
+        return created
+    assert isinstance(created, ApiKeySecret)
+    models = await visit.read(list_models, ModelList)
+    body = example_body([] if isinstance(models, Refusal) else models.data)
+    samples = create_samples(visit.call.deps.urls.base, body, created.api_key)
+    return Html("key_created.html", {"key": created, "samples": samples, "window_words": WINDOW_WORDS})
+
+
+@view(f"{KEYS}/{{api_key_id}}/change", method="POST")
+async def change(visit: Visit) -> ViewResult:
+    """Change a key's name, expiry, models and limit."""
+    changed, _ = await visit.submit(change_api_key, fields=_terms(visit))
+    return changed if isinstance(changed, Refusal) else _done("The key is changed.")
+
+
+@view(f"{KEYS}/{{api_key_id}}/pause", method="POST")
+async def pause(visit: Visit) -> ViewResult:
+    """Pause a key, or let it work again."""
+    paused = visit.form.get("paused") == "true"
+    changed, _ = await visit.submit(change_api_key, fields={"paused": paused})
+    if isinstance(changed, Refusal):
+        return changed
+    return _done("The key is paused: it is refused until you resume it." if paused else "The key works again.")
+
+
+@view(f"{KEYS}/{{api_key_id}}/revoke", method="POST")
+async def revoke(visit: Visit) -> ViewResult:
+    """Revoke a key for good."""
+    revoked, _ = await visit.submit(revoke_api_key, fields={})
+    return revoked if isinstance(revoked, Refusal) else _done("The key is revoked: it never works again.")
+
+
+@view(f"{KEYS}/limits", method="POST")
+async def change_limits(visit: Visit) -> ViewResult:
+    """Replace the limits of the whole account."""
+    limits = [{"credits": visit.form[window], "window": window} for window in WINDOWS if window in visit.form]
+    done, _ = await visit.submit(set_limits, fields={"limits": limits}, path={})
+    return done if isinstance(done, Refusal) else _done("The account's limits are set.")
+
+
+def _terms(visit: Visit) -> dict[str, object]:
+    """Return the fields of a key's form as the endpoints take them. What is left empty has no bound."""
+    form = visit.form
+    models = [text.strip() for text in form.get("models", "").split(",") if text.strip()]
+    limited = "credits" in form
+    return {
+        "name": form.get("name", ""),
+        "expires_at": f"{form['expires_at']}T00:00:00Z" if "expires_at" in form else None,
+        "models": models or None,
+        "limit": {"credits": form["credits"], "window": form.get("window", "")} if limited else None,
+    }
+
+
+def _done(text: str) -> Redirect:
+    return Redirect(KEYS, Message(text, is_failure=False))

@@ -1,0 +1,215 @@
+"""The pages of API keys, limits and webhooks: what the forms ask for, and what is shown once."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.strict_html import StrictHtml
+
+from holdfast.actors.account.messages import (
+    ChangeApiKey,
+    CreateApiKey,
+    DeleteWebhook,
+    PutWebhook,
+    RevokeApiKey,
+    SetLimits,
+)
+from holdfast.ledger.credit.limits import Limit
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.records.event_rows import WebhookRow
+from holdfast.persistence.records.rows import ApiKeyRecord, ApiKeyRevokedRow
+from holdfast_console.account.samples import create_samples
+
+from .page_reader import check_headers, message_of
+from .test_account_pages import HOSTILE, WEBHOOK_ID, AccountReader, owner
+
+if TYPE_CHECKING:
+    from tests.http.api import Api
+
+__all__ = ["owner"]
+
+KEYS = "/account/keys"
+WEBHOOKS = "/account/webhooks"
+
+
+async def form_of(owner: AccountReader, page: str) -> dict[str, str]:
+    """What every form of a page has."""
+    return {"csrf_token": await owner.hidden(page), "return_to": page}
+
+
+def created(command: CreateApiKey, api: Api) -> ApiKeyRecord:
+    limit = command.limit
+    amount, window = (None, None) if limit is None else (limit.credits_micro, limit.window)
+    return ApiKeyRecord(
+        api.account_id,
+        command.key_id,
+        command.prefix,
+        command.terms,
+        api.now,
+        limit_micro=amount,
+        limit_window=window,
+    )
+
+
+async def test_a_new_key_is_shown_once_with_calls_that_use_it(api: Api, owner: AccountReader) -> None:
+    made: list[CreateApiKey] = []
+
+    async def answer(_key: str, command: Any) -> ApiKeyRecord:
+        made.append(command)
+        return created(command, api)
+
+    api.accounts.answer = answer
+    fields = {
+        "name": HOSTILE, "credits": "5.00", "window": "day", "models": "studio/*, studio/edit-1",
+        "expires_at": "2027-01-31", "scope.tasks:read": "true",
+    }  # fmt: skip
+    response = await owner.send(f"{KEYS}/create", **await form_of(owner, KEYS), **fields)
+    assert response.status_code == 200, response.text
+    check_headers(response)
+    page = StrictHtml(response.text)
+    assert page.faults == []
+    [command] = made
+    assert command.terms.name == HOSTILE
+    assert command.terms.scopes == ("tasks:read",)
+    assert command.terms.models == ("studio/*", "studio/edit-1")
+    assert command.terms.expires_at == datetime(2027, 1, 31, tzinfo=UTC)
+    assert command.limit == Limit(5_000_000, "day")
+    [secret] = set(re.findall(r"hk_test_[\w-]+", response.text))
+    assert response.text.count(secret) == 4
+    assert HOSTILE not in response.text
+    assert secret not in (await owner.read(KEYS)).text
+
+
+async def test_what_is_left_empty_has_no_bound(api: Api, owner: AccountReader) -> None:
+    key_id = "key_" + "2" * 32
+    form = await form_of(owner, KEYS)
+    api.accounts.answer = Refusal(code="api_key_limit_reached", message="Too many keys.")
+    refused = await owner.send(f"{KEYS}/create", **form, name="again", **{"scope.tasks:write": "true"})
+    assert (refused.status_code, "Too many keys." in refused.text) == (409, True)
+    assert 'value="again"' in refused.text
+    wrong = await owner.send(f"{KEYS}/create", **form, models="nobody/*", **{"scope.tasks:read": "true"})
+    assert (wrong.status_code, 'value="nobody/*"' in wrong.text) == (404, True), wrong.text
+    [(_, command)] = api.accounts.asked
+    assert isinstance(command, CreateApiKey)
+    assert (command.limit, command.terms.models, command.terms.expires_at) == (None, (), None)
+    gone = await owner.send(f"{KEYS}/{key_id}/change", **form, name="x")
+    assert gone.status_code == 404
+    foreign = await owner.send(f"{KEYS}/{key_id}/revoke", **form)
+    assert foreign.status_code == 404
+
+
+async def test_a_key_is_changed_paused_and_revoked(api: Api, owner: AccountReader) -> None:
+    form, path = await form_of(owner, KEYS), f"{KEYS}/{api.key_id}"
+    api.accounts.answer = "done"
+    for action, fields, words in (
+        ("change", {"name": "render farm", "credits": "2", "window": "month"}, "The key is changed."),
+        ("pause", {"paused": "true"}, "refused until you resume it"),
+        ("pause", {"paused": "false"}, "The key works again."),
+    ):
+        done = await owner.send(f"{path}/{action}", **form, **fields)
+        assert done.status_code == 303, done.text
+        assert words in message_of(done).text
+    changes = [command for _, command in api.accounts.asked]
+    assert all(isinstance(each, ChangeApiKey) and each.key_id == api.key_id for each in changes)
+    assert [each.changes.get("is_paused") for each in changes if isinstance(each, ChangeApiKey)] == [
+        None, True, False,
+    ]  # fmt: skip
+    api.accounts.answer = ApiKeyRevokedRow(api.account_id, api.key_id, api.now)
+    assert (await owner.send(f"{path}/revoke", **form)).status_code == 303
+    assert api.accounts.asked[-1][1] == RevokeApiKey(key_id=api.key_id)
+
+
+async def test_limits_of_the_account_are_replaced_as_one(api: Api, owner: AccountReader) -> None:
+    form = await form_of(owner, KEYS)
+    wrong = await owner.send(f"{KEYS}/limits", **form, day="1,5", month="20")
+    assert (wrong.status_code, 'value="1,5"' in wrong.text) == (400, True)
+    assert api.accounts.asked == []
+    api.accounts.answer = ()
+    assert (await owner.send(f"{KEYS}/limits", **form, day="1.5", month="20")).status_code == 303
+    assert (await owner.send(f"{KEYS}/limits", **form)).status_code == 303
+    assert [command for _, command in api.accounts.asked] == [
+        SetLimits((Limit(1_500_000, "day"), Limit(20_000_000, "month"))),
+        SetLimits(()),
+    ]
+
+
+async def test_revoked_keys_are_shown_on_request(api: Api, owner: AccountReader) -> None:
+    await api.add_key(api.account_id, "key_gone", revoked_at=api.now, name="the old one")
+    assert "the old one" not in (await owner.read(KEYS)).text
+    page = (await owner.get(KEYS, all="1")).text
+    assert "the old one" in page
+    assert "Hide revoked keys" in page
+    assert f"{KEYS}/key_gone/" not in page
+
+
+async def test_a_webhook_is_made_changed_and_deleted(api: Api, owner: AccountReader) -> None:
+    form, path = await form_of(owner, WEBHOOKS), f"{WEBHOOKS}/{WEBHOOK_ID}"
+    row = WebhookRow(api.account_id, WEBHOOK_ID, "https://a.example/", ("*",), True, api.now, api.now)
+    api.accounts.answer = row
+    new = await owner.send(f"{WEBHOOKS}/create", **form, url="https://a.example/", **{"event.*": "true"})
+    assert (new.status_code, new.headers["Location"]) == (303, path)
+    wrong = await owner.send(f"{WEBHOOKS}/create", **form, url="ftp://a.example/", **{"event.*": "true"})
+    assert (wrong.status_code, 'value="ftp://a.example/"' in wrong.text) == (400, True)
+    none = await owner.send(f"{WEBHOOKS}/create", **form, url="https://a.example/")
+    assert none.status_code == 400
+    sent = {"url": "https://b.example/", "event.task.failed": "true"}
+    assert (await owner.send(f"{path}/change", **form, **sent)).headers["Location"] == path
+    assert (await owner.send(f"{path}/enable", **form, enabled="false")).headers["Location"] == path
+    commands = [command for _, command in api.accounts.asked]
+    assert all(isinstance(each, PutWebhook) for each in commands)
+    assert [(each.url, each.events, each.enabled) for each in commands if isinstance(each, PutWebhook)] == [
+        ("https://a.example/", ("*",), None),
+        ("https://b.example/", ("task.failed",), None),
+        (None, None, False),
+    ]
+    api.accounts.answer = row
+    assert (await owner.send(f"{path}/delete", **form)).headers["Location"] == WEBHOOKS
+    assert api.accounts.asked[-1][1] == DeleteWebhook(WEBHOOK_ID)
+
+
+async def test_the_signing_secret_and_hostile_addresses_are_shown_safely(owner: AccountReader) -> None:
+    listed = (await owner.read(WEBHOOKS)).text
+    assert re.search(r"whsec_[\w+/=]{20,}", listed)
+    one = (await owner.read(f"{WEBHOOKS}/{WEBHOOK_ID}")).text
+    for text in (listed, one):
+        assert html.escape(HOSTILE) not in text  # a parsed text has no entities
+        assert f"https://shop.example/{HOSTILE}" in text
+    assert (await owner.get(f"{WEBHOOKS}/wh_" + "2" * 32)).status_code == 404
+
+
+HOSTILE_BODY = {"model": "studio/image-1", "input": {"prompt": 'it\'s "so" $HOME `id`\\ \n</script>', "n": 2}}
+
+
+def test_a_sample_for_a_shell_sends_the_body_as_it_is() -> None:
+    shell = create_samples("https://holdfast.example", HOSTILE_BODY, "hk_live_1")[0].text
+    show = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    run = f"curl() {{ {sys.executable} -c '{show}' \"$@\"; }}\n{shell}"
+    sent = json.loads(subprocess.run(["sh", "-c", run], capture_output=True, check=True).stdout)
+    assert sent[sent.index("-H") + 1] == "Authorization: Bearer hk_live_1"
+    assert json.loads(sent[-1]) == HOSTILE_BODY
+    assert sent[1] == "https://holdfast.example/v2/task/create"
+
+
+def test_a_sample_in_python_sends_the_body_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = create_samples("https://holdfast.example", {**HOSTILE_BODY, "metadata": None}, "hk_live_1")[1].text
+    calls: list[dict[str, Any]] = []
+
+    class Requests:
+        @staticmethod
+        def post(url: str, **how: Any) -> Any:
+            calls.append({"url": url, **how})
+            raise StopIteration
+
+    monkeypatch.setitem(sys.modules, "requests", Requests)
+    with pytest.raises(StopIteration):
+        exec(compile(text, "sample", "exec"), {})
+    [call] = calls
+    assert call["json"] == {**HOSTILE_BODY, "metadata": None}
+    assert call["headers"] == {"Authorization": "Bearer hk_live_1"}
