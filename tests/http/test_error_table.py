@@ -77,6 +77,7 @@ EXPECTED = {
     "lot_limit_reached": (409, "conflict_error"),
     "sandbox_disabled": (403, "permission_error"),
     "insufficient_credit": (402, "insufficient_credit_error"),
+    "max_credits_exceeded": (402, "insufficient_credit_error"),
     "key_limit_exceeded": (402, "insufficient_credit_error"),
     "account_limit_exceeded": (402, "insufficient_credit_error"),
     "limit_above_ceiling": (403, "permission_error"),

@@ -40,6 +40,7 @@ NEW_TASK: dict[str, Any] = {
         "updated_at": "2026-11-20T12:00:00.000Z",
         "completed_at": None,
         "canceled_at": None,
+        "deadline_at": None,
         "retry_of": None,
         "estimated_cost": {"credits": "0.012", "basis": "per_image: 1 x 0.012"},
         "usage": {},
@@ -204,6 +205,48 @@ async def test_insufficient_credit_is_402_with_both_amounts(stage: Stage) -> Non
     stage.change(settings=settings, card=None)
     error = refused(await stage.as_key("POST", CREATE, json=POSTER), 402, "insufficient_credit")
     assert error["message"] == "Too little before."
+
+
+async def test_a_task_that_could_cost_more_than_max_credits_is_refused(api: Api) -> None:
+    api.accounts.answer = accept
+    for allowed in ("0.011999", "0.000001"):
+        response = await api.as_key("POST", CREATE, json={**POSTER, "max_credits": allowed})
+        error = refused(response, 402, "max_credits_exceeded")
+        assert (error["param"], error["required"], "available" in error) == ("max_credits", "0.012", False)
+        assert error["message"] == f"The task can cost 0.012 credits; max_credits is {allowed}."
+    for wrong in ("0", "-1", "1e3", "0.0000001"):
+        response = await api.as_key("POST", CREATE, json={**POSTER, "max_credits": wrong})
+        assert refused(response, 400, "invalid_amount")["param"] == "max_credits"
+    assert api.accounts.asked == []
+    response = await api.as_key("POST", CREATE, json={**POSTER, "max_credits": "0.012"})
+    assert response.status_code == 200
+
+
+async def test_a_deadline_is_shown_and_counts_from_the_creation(api: Api) -> None:
+    api.accounts.answer = accept
+    for wrong in (0, -1, 604_801, "30", 1.5, True):
+        response = await api.as_key("POST", CREATE, json={**POSTER, "deadline_s": wrong})
+        assert refused(response, 400, "invalid_parameter")["param"] == "deadline_s"
+    assert api.accounts.asked == []
+    made = (await api.as_key("POST", CREATE, json={**POSTER, "deadline_s": 90})).json()
+    ((_, command),) = api.accounts.asked
+    assert isinstance(command, CreateTask)
+    assert command.request.deadline_s == 90
+    assert (made["created_at"], made["deadline_at"]) == ("2026-11-20T12:00:00.000Z", "2026-11-20T12:01:30.000Z")
+
+
+async def test_a_retry_has_bounds_of_its_own(api: Api) -> None:
+    api.accounts.answer = accept
+    task = api.task("task_a", status="canceled", wake_at=None)
+    await api.add_task(msgspec.structs.replace(task, request=msgspec.structs.replace(task.request, deadline_s=5)))
+    retry = "/v2/task/task_a/retry"
+    refused(await api.as_key("POST", retry, json={"max_credits": "0.001"}), 402, "max_credits_exceeded")
+    assert api.accounts.asked == []
+    for sent, deadline_s in (({}, None), ({"json": {}}, None), ({"json": {"deadline_s": 60}}, 60)):
+        assert (await api.as_key("POST", retry, **sent)).status_code == 200
+        command = api.accounts.asked[-1][1]
+        assert isinstance(command, CreateTask)
+        assert command.request.deadline_s == deadline_s
 
 
 async def test_a_quoted_task_has_its_quotes_price(stage: Stage) -> None:

@@ -113,6 +113,25 @@ async def test_user_and_metadata_are_stored_with_the_task(api: Api, path: str, b
             assert error["param"] == param
 
 
+async def test_a_task_has_a_cap_and_a_deadline_of_the_extra_body(api: Api) -> None:
+    api.accounts.answer = ACCEPTED
+    body = {"model": "studio/clip-1", "prompt": "a pier"}
+    await api.as_key("POST", "/v1/videos", {**body, "deadline_s": 60, "max_credits": "100"})
+    assert asked_of(api).request.deadline_s == 60
+    assert "deadline_s" not in asked_of(api).request.input
+    asked = len(api.accounts.asked)
+    for extra, code in (
+        ({"max_credits": "0.000001"}, "max_credits_exceeded"),
+        ({"max_credits": "much"}, "invalid_amount"),
+        ({"deadline_s": 0}, "invalid_parameter"),
+        ({"deadline_s": "soon"}, "invalid_parameter"),
+    ):
+        response = await api.as_key("POST", "/v1/videos", {**body, **extra})
+        assert response.json()["error"]["code"] == code, response.text
+        assert response.json()["error"]["param"] == next(iter(extra))
+    assert len(api.accounts.asked) == asked
+
+
 async def test_a_form_has_metadata_as_clients_encode_it(api: Api) -> None:
     api.accounts.answer = Refusal(code="insufficient_credit", message="It ends here.")
     fields = {"model": "studio/edit-1", "user": "ann", "metadata[job]": "7", "metadata[a b]": "c"}

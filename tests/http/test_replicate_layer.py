@@ -97,11 +97,21 @@ async def test_an_invalid_input_is_named_as_it_was_sent(api: Api) -> None:
     assert set(named) == {f"input.{name}" for name in sent}
 
 
-async def test_a_deadline_is_refused_by_its_name(api: Api) -> None:
-    for path, body in ((IMAGE, INPUT), (f"{BASE}/predictions", {**INPUT, "version": "studio/image-1"})):
-        response = await api.as_key("POST", path, body, headers={"Cancel-After": "30s"})
+async def test_a_prediction_has_a_deadline_and_a_cap(api: Api) -> None:
+    api.accounts.answer = ACCEPTED
+    for text, deadline_s in {"30s": 30, "5": 5, "1m30s": 90, "1h": 3600, "1h30m45s": 5445, "168h": 604_800}.items():
+        created(await api.as_key("POST", IMAGE, INPUT, headers={"Cancel-After": text}))
+        command = api.accounts.asked[-1][1]
+        assert isinstance(command, CreateTask)
+        assert command.request.deadline_s == deadline_s
+    asked = len(api.accounts.asked)
+    for text in ("", "4s", "soon", "-30s", "30 s", "1.5m", "169h", "30s, 40s", "99999999999"):
+        response = await api.as_key("POST", IMAGE, INPUT, headers={"Cancel-After": text})
         assert problem(response, 422, "invalid_parameter")["param"] == "Cancel-After"
-    assert api.accounts.asked == []
+    cap = {"Max-Credits": "0.000001"}
+    for path, body in ((IMAGE, INPUT), (f"{BASE}/predictions", {**INPUT, "version": "studio/image-1"})):
+        assert problem(await api.as_key("POST", path, body, headers=cap), 402, "max_credits_exceeded")
+    assert len(api.accounts.asked) == asked
 
 
 async def test_metadata_is_that_of_the_task(api: Api) -> None:

@@ -18,7 +18,13 @@ from holdfast.ledger.tasks.dispatch import Silence
 from holdfast.persistence.claims.expired import delete_expired
 from holdfast.persistence.claims.lots import accounts_with_expired_lots
 from holdfast.persistence.claims.processes import renew_lease, take_over, this_process
-from holdfast.persistence.claims.tasks import claim_follow_ups, claim_of_silent, claim_overdue
+from holdfast.persistence.claims.tasks import (
+    LEFT_ALONE_S,
+    claim_follow_ups,
+    claim_of_silent,
+    claim_overdue,
+    claim_past_deadline,
+)
 from holdfast.persistence.queries.backlog import operator_backlog
 from holdfast.persistence.queries.finding import Found, accounts_of_address, accounts_of_key
 from holdfast.persistence.server.connections import connected
@@ -35,7 +41,7 @@ _ADD = text(
     "dispatched, owner, request, input, state, overall_deadline_at, dispatch_s, run_s) "
     "select 'acct_' || n % 10, :name || n, 1, :status, 'm', :provider, "
     "cast(:created_at as timestamptz) + n * interval '1 ms', :created_at, :wake_at, :dispatched, :owner, "
-    "'{}', json_build_object('pad', repeat('x', 1000)), cast(:state as json), "
+    "cast(:request as json), json_build_object('pad', repeat('x', 1000)), cast(:state as json), "
     "cast(:created_at as timestamptz) + n * interval '1 ms' + make_interval(secs => :overall_s), "
     ":dispatch_s, :run_s "
     "from generate_series(1, :number) n"
@@ -60,6 +66,7 @@ def add_tasks(
     owner: str | None = None,
     wake_at: datetime = NOW,
     state: str = "{}",
+    request: str = "{}",
 ) -> None:
     """Insert tasks; those with an owner are dispatched."""
     values = {
@@ -76,6 +83,7 @@ def add_tasks(
         "owner": owner,
         "wake_at": wake_at,
         "state": state,
+        "request": request,
     }
     rows.execute(_ADD, {**values, **named, "number": number})
 
@@ -138,6 +146,30 @@ def test_a_claim_of_follow_ups_reads_none_of_a_running_process(rows: Connection)
     add_tasks(rows, "lost_", 1, owner="proc_gone")
     assert claim(rows) == {"mine_1": "me", "lost_1": "proc_gone"}
     assert claim(rows) == {}
+
+
+def test_a_claim_past_deadlines_reads_none_that_another_process_wakes(rows: Connection) -> None:
+    other = this_process()
+    renew_lease(rows, other, NOW, [])
+    given = partial(add_tasks, age=MINUTE, request='{"deadline_s": 30}')
+    soon, short = NOW + MINUTE, Deadlines(overall_s=30)
+    add_tasks(rows, "theirs_", WAITING, owner=other.member_id, wake_at=soon)
+    add_tasks(rows, "waiting_", WAITING)
+
+    def claim(rows: Connection) -> set[str]:
+        return set(claim_past_deadline(rows, most=200, now=NOW))
+
+    assert claim(rows) == set()
+    assert cost_of(rows, claim) <= BUFFERS_MAX
+    given(rows, "in_time_", 1, deadlines=Deadlines(overall_s=90))
+    given(rows, "late_", 2, deadlines=short)
+    given(rows, "just_due_", 1, owner=other.member_id, deadlines=short)
+    left_since = NOW - timedelta(seconds=LEFT_ALONE_S)
+    given(rows, "left_", 1, owner=other.member_id, deadlines=short, wake_at=left_since)
+    given(rows, "claimed_", 1, owner=other.member_id, deadlines=short, wake_at=soon)
+    add_tasks(rows, "overdue_", 1, owner=other.member_id, deadlines=short, wake_at=left_since)
+    assert claim(rows) == {"late_1", "late_2", "left_1"}
+    assert claim(rows) == set()
 
 
 def test_taking_over_reads_none_of_a_running_process(rows: Connection) -> None:

@@ -66,10 +66,10 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
     """A command was understood and rejected; nothing changed.
 
     ``code`` is one of the codes of the error table (``holdfast.http.kit.errors`` gives each its status).
-    ``required_micro`` and ``available_micro`` are set for ``insufficient_credit``; ``required_micro`` and ``limit``
-    for a limit that is exceeded; ``retry_after_s`` for refusals that pass with time; ``param`` names the offending
-    field; ``violations`` are those of an invalid input; ``provider_code`` is an external provider's own code if it
-    was the one to refuse.
+    ``required_micro`` and ``available_micro`` are set for ``insufficient_credit``; ``required_micro`` alone for
+    ``max_credits_exceeded``, and with ``limit`` for a limit that is exceeded; ``retry_after_s`` for refusals that
+    pass with time; ``param`` names the offending field; ``violations`` are those of an invalid input;
+    ``provider_code`` is an external provider's own code if it was the one to refuse.
     """
 
     code: str

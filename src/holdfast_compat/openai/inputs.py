@@ -10,9 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from holdfast.http.kit.bodies import convert_body
 from holdfast.http.kit.forms import FormFile
 from holdfast.http.kit.values import invalid_parameter, missing_parameter
-from holdfast.http.schemas.tasks import CreateTaskRequest, WantedTask
+from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBounds, WantedTask
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.catalog.quotes import model_not_found
@@ -33,6 +34,8 @@ FILES_MAX: Final = 8
 _WORDS: Final[dict[str, Measure]] = {
     "n": "count", "seconds": "seconds", "size": "size", "input": "text", "prompt": "text",
 }  # fmt: skip
+_BOUNDS: Final = TaskBounds.__struct_fields__
+_OWN: Final = ("user", "metadata", *_BOUNDS)
 _INTEGER: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _NUMBER: Final = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?", re.ASCII)
 
@@ -42,19 +45,29 @@ def wanted_of(
 ) -> WantedTask | Refusal:
     """Return the request for a model; if there is none the input is empty, and the request will be refused.
 
-    ``metadata`` is the task's, with ``user`` as its ``end_user``, unless the model takes fields of these names.
-    Refuses with ``invalid_parameter``.
+    ``metadata`` is the task's, with ``user`` as its ``end_user``, and ``max_credits`` and ``deadline_s`` are its
+    bounds, unless the model takes fields of these names. Refuses with ``invalid_parameter``.
     """
     if model is None:
         return WantedTask(CreateTaskRequest(model_id, {}), {})
-    own = {name: fields.get(name) for name in ("user", "metadata") if model.schema.field(name) is None}
+    own = {name: fields.get(name) for name in _OWN if model.schema.field(name) is None}
+    bounds = convert_body({name: own[name] for name in _BOUNDS if name in own}, TaskBounds, strict=False)
+    if isinstance(bounds, Refusal):
+        return bounds
     metadata, user = {**(own.get("metadata") or {})}, own.get("user")
     if user is not None and metadata.setdefault("end_user", user) != user:
         return invalid_parameter("user", "says something else than metadata.end_user, which was sent too")
     given = input_of(model, {name: value for name, value in fields.items() if name not in own}, files)
     if isinstance(given, Refusal):
         return given
-    return WantedTask(CreateTaskRequest(model_id, given.input, metadata=metadata), given.sent_as)
+    wanted = CreateTaskRequest(
+        model_id,
+        given.input,
+        metadata=metadata,
+        max_credits=bounds.max_credits,
+        deadline_s=bounds.deadline_s,
+    )
+    return WantedTask(wanted, given.sent_as)
 
 
 def input_of(model: Model, fields: Mapping[str, Any], files: Sequence[FormFile]) -> SentInput | Refusal:

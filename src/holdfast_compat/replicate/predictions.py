@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -30,7 +30,7 @@ from holdfast.http.kit.routes import IDEMPOTENCY_KEY, BodyResponse, Outcome, Par
 from holdfast.http.kit.stored_content import link_parameters, refuse_link
 from holdfast.http.kit.values import invalid_parameter, preferred_wait_s, shown
 from holdfast.http.kit.waiting import WAIT_MAX_S, stream_media
-from holdfast.http.schemas.tasks import CreateTaskRequest, WantedTask
+from holdfast.http.schemas.tasks import DEADLINE_MAX_S, CreateTaskRequest, WantedTask
 from holdfast.http.services.following import follow_task
 from holdfast.http.services.tasks import (
     CREATE_ERRORS,
@@ -78,6 +78,21 @@ PREFER: Final = Parameter(
     schema={"type": "string", "pattern": "^wait(=[0-9]{1,2})?$"},
 )
 
+CANCEL_AFTER_MIN_S: Final = 5
+CANCEL_AFTER: Final = Parameter(
+    name="Cancel-After",
+    location="header",
+    description="Cancels the prediction if it has not ended so long after its creation: `90s`, `1m30s`, `2h`, or a "
+    "number of seconds; at least 5 seconds.",
+    schema={"type": "string", "pattern": "^([0-9]{1,4}h)?([0-9]{1,5}m)?([0-9]{1,7}s?)?$"},
+)
+MAX_CREDITS: Final = Parameter(
+    name="Max-Credits",
+    location="header",
+    description="Creates no prediction for which more credit would be held, which is the most that it can cost.",
+    schema={"type": "string", "pattern": r"^(0|[1-9][0-9]*)(\.[0-9]{1,6})?$"},
+)
+
 _RESENDING: Final = re.compile(r"\b(?:replicate-javascript|ai-sdk)/", re.ASCII)
 """The User-Agent of clients that send a request again when its connection breaks; those in Python do not."""
 
@@ -85,9 +100,7 @@ _OUTCOME_UNKNOWN: Final = Refusal(
     code="outcome_unknown",
     message="There was no result in time, and the prediction may have been created. Look for it in the list.",
 )
-_NO_DEADLINES: Final = invalid_parameter(
-    "Cancel-After", "is not supported: cancel the prediction when its time is over"
-)
+_DURATION: Final = re.compile(r"(?:(\d{1,4})h)?(?:(\d{1,5})m)?(?:(\d{1,7})s?)?", re.ASCII)
 _LINK_EXPIRED: Final = Refusal(
     code="invalid_link", message="The link to the stream has expired: read the prediction again."
 )
@@ -101,7 +114,7 @@ _creates: Final = functools.partial(
     waits_for_end=True,
     reply=PredictionBody,
     statuses=(201,),
-    parameters=(PREFER, IDEMPOTENCY_KEY),
+    parameters=(PREFER, CANCEL_AFTER, MAX_CREDITS, IDEMPOTENCY_KEY),
     errors=(*CREATE_ERRORS, "outcome_unknown"),
 )
 
@@ -140,8 +153,6 @@ async def create_prediction_of_version(call: Call) -> Outcome:
 async def _create(call: Call, model_id: str, wanted: PredictionRequest) -> Outcome:
     """Create the task, under an Idempotency-Key of its own if the client may resend the request without one."""
     until = trio.current_time() + _wait_s(call)
-    if call.request.sent[b"cancel-after"]:
-        return await call.refuse_authenticated(_NO_DEADLINES)
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)
@@ -168,13 +179,32 @@ def _wait_s(call: Call) -> float:
     return WAIT_USED * min(wait_s, WAIT_MAX_S)
 
 
+def _deadline_s(sent: Sequence[str]) -> int | Refusal | None:
+    """Return the seconds of ``Cancel-After``; None without it. Refuses with ``invalid_parameter``."""
+    if not sent:
+        return None
+    match = _DURATION.fullmatch(sent[0].strip())
+    hours, minutes, seconds = (0, 0, 0) if match is None else (int(part or 0) for part in match.groups())
+    deadline_s = hours * 3600 + minutes * 60 + seconds
+    if len(sent) == 1 and CANCEL_AFTER_MIN_S <= deadline_s <= DEADLINE_MAX_S:
+        return deadline_s
+    rule = f"must be a time from {CANCEL_AFTER_MIN_S}s to {DEADLINE_MAX_S // 3600}h, such as 90s, 1m30s or 90"
+    return invalid_parameter("Cancel-After", rule, sent[0])
+
+
 def _native(call: Call, model_id: str, wanted: PredictionRequest) -> WantedTask | Refusal:
     """Return the request as the native endpoint takes it."""
     model = call.deps.catalog().models.get(model_id)
     given = SentInput(wanted.input, {}) if model is None else native_input(model, wanted.input)
     if isinstance(given, Refusal):
         return given
-    native = CreateTaskRequest(model_id, given.input, metadata=wanted.metadata)
+    deadline_s = _deadline_s(call.request.sent[b"cancel-after"])
+    if isinstance(deadline_s, Refusal):
+        return deadline_s
+    max_credits = next(iter(call.request.sent[b"max-credits"]), None)
+    native = CreateTaskRequest(
+        model_id, given.input, metadata=wanted.metadata, max_credits=max_credits, deadline_s=deadline_s
+    )
     url, chosen = wanted.webhook or wanted.webhook_completed, wanted.webhook_events_filter
     if chosen is None or wanted.webhook is None:
         chosen = ["completed"]

@@ -42,6 +42,7 @@ from holdfast.persistence.claims.tasks import (
     claim_of_removed,
     claim_of_silent,
     claim_overdue,
+    claim_past_deadline,
     claim_waiting,
     dispatched_tasks,
     providers_waited_for,
@@ -59,6 +60,7 @@ FOLLOW_UP_EVERY_CHECKS = 4
 LOST_SLOTS_EVERY_CHECKS = 60
 """At every which check for due tasks they are also followed up, and lost slots looked for."""
 OVERDUE_CHECKS_APART_S = 15.0
+DEADLINE_CHECKS_APART_S = 2.0
 FOLLOW_UPS_MAX = 200
 WAKES_AT_ONCE_MAX = 8
 """How many overdue tasks fail at once: callers of the same accounts have most of their turns meanwhile."""
@@ -128,7 +130,7 @@ class Dispatcher(Worker):
 
     def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Check for due tasks several times a second, assign freed slots, and wake tasks of ended processes."""
-        return (self._assign_loop, self._overdue_loop, *[self.recover] * RECOVERED_AT_ONCE_MAX)
+        return (self._assign_loop, self._overdue_loop, self._deadline_loop, *[self.recover] * RECOVERED_AT_ONCE_MAX)
 
     def on_receive(self, message: object) -> None:
         """Dispatch a new task, or note that a slot was freed."""
@@ -176,6 +178,9 @@ class Dispatcher(Worker):
 
     async def _overdue_loop(self) -> None:
         await repeat(self.wake_overdue, every_s=OVERDUE_CHECKS_APART_S, name="overdue tasks")
+
+    async def _deadline_loop(self) -> None:
+        await repeat(self.wake_past_deadline, every_s=DEADLINE_CHECKS_APART_S, name="deadlines")
 
     async def assign_freed(self) -> None:
         """Assign the slots that were freed since the last claim."""
@@ -268,6 +273,10 @@ class Dispatcher(Worker):
             for silence in self._silences(provider):
                 claim = partial(claim_of_silent, provider=provider, silence=silence, most=FOLLOW_UPS_MAX, now=now)
                 await self._wake(claim, silence)
+
+    async def wake_past_deadline(self) -> None:
+        """Wake tasks whose caller's deadline has passed, which cancels them and needs no slot."""
+        await self._wake(partial(claim_past_deadline, most=FOLLOW_UPS_MAX, now=self._now()))
 
     async def _wake(self, claim: Callable[..., list[str]], silence: Silence | None = None) -> None:
         """Wake all tasks that a claim finds; the next claim waits until these are done, however many there are."""

@@ -156,6 +156,7 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "lot_limit_reached": ErrorRow(409, CONFLICT, "too many lots of credit of which something is left", final=True),
     "sandbox_disabled": ErrorRow(403, PERMISSION, "the sandbox is disabled"),
     "insufficient_credit": ErrorRow(402, CREDIT, "less is available than must be held"),
+    "max_credits_exceeded": ErrorRow(402, CREDIT, "the task can cost more than the request's `max_credits`"),
     # Limits.
     "key_limit_exceeded": ErrorRow(402, CREDIT, "the hold exceeds what is left of the API key's `limit`"),
     "account_limit_exceeded": ErrorRow(402, CREDIT, "the hold exceeds what is left of the account's `limit`"),
@@ -301,7 +302,9 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     request_id: str
     """The request's id, also in the header `X-Request-Id`."""
     required: str | msgspec.UnsetType = msgspec.UNSET
-    """The credit that must be held; present for `insufficient_credit`, and with `limit`. A decimal string."""
+    """The credit that must be held, a decimal string; present for `insufficient_credit` and `max_credits_exceeded`,
+    and with `limit`.
+    """
     available: str | msgspec.UnsetType = msgspec.UNSET
     """The credit that is available; present for `insufficient_credit` only. A decimal string."""
     limit: SpendingLimit | msgspec.UnsetType = msgspec.UNSET

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import NamedTuple
+from typing import Annotated, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import StoredListBody
-from holdfast.http.schemas.common import Input, ModelId, render
+from holdfast.http.schemas.common import AmountGiven, Input, ModelId, render
 from holdfast.ledger.catalog.models import Modality
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, TaskId, Time
 from holdfast.ledger.tasks.public import PublicTask, public_task
 from holdfast.ledger.tasks.task import EventKind, ProgressStatus, Stage, Task, TaskStatus
 from holdfast.persistence.records.rows import UsageEntry
+
+DEADLINE_MAX_S: Final = 7 * 24 * 3600
+
+DeadlineGiven: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=DEADLINE_MAX_S, examples=[120])]
+
+
+class TaskBounds(msgspec.Struct, frozen=True):
+    """What the task may cost, and how long it may take."""
+
+    max_credits: AmountGiven | None = None
+    """The most credit that may be held for the task, which is the most that it can cost; null or omitted: any."""
+    deadline_s: DeadlineGiven | None = None
+    """How many seconds after its creation the task is canceled if it has not ended; null or omitted: never."""
 
 
 class CreateTaskRequest(msgspec.Struct, frozen=True):
@@ -36,6 +49,10 @@ class CreateTaskRequest(msgspec.Struct, frozen=True):
     nowhere."""
     webhook_events: list[EventKind] | None = None
     """The events to send; null or omitted: all but `task.processing`."""
+    max_credits: AmountGiven | None = None
+    """The most credit that may be held for the task, which is the most that it can cost; null or omitted: any."""
+    deadline_s: DeadlineGiven | None = None
+    """How many seconds after its creation the task is canceled if it has not ended; null or omitted: never."""
 
 
 class WantedTask(NamedTuple):

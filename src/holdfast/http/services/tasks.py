@@ -23,13 +23,14 @@ from holdfast.actors.task.messages import CancelTask
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.credentials import TASKS_WRITE, KnownKey
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.values import invalid_parameter, shown
+from holdfast.http.kit.values import invalid_parameter, read_amount, shown
 from holdfast.http.schemas.common import credit_path
-from holdfast.http.schemas.tasks import CreateTaskRequest
+from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBounds
 from holdfast.ledger.catalog.pricing import PricedInput
 from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.catalog.seals import SealedQuote, quote_matches, unseal_quote
 from holdfast.ledger.ids import is_id, new_id
+from holdfast.ledger.money import format_amount
 from holdfast.ledger.refusals import Refusal, param_of
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds
 from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX, input_until
@@ -66,6 +67,8 @@ CREATE_ERRORS: Final = (
     "stored_input_limit_reached",
     "file_not_found",
     "account_disabled",
+    "invalid_amount",
+    "max_credits_exceeded",
 )
 
 
@@ -79,8 +82,10 @@ async def created_task(call: Call, wanted: CreateTaskRequest, idempotency: Idemp
     return await _created(call, command, await _ask_account(call, call.known_key, command, idempotency))
 
 
-async def retried_task(call: Call, idempotency: IdempotencyKey | None) -> Task | Refusal:
+async def retried_task(call: Call, bounds: TaskBounds, idempotency: IdempotencyKey | None) -> Task | Refusal:
     """Create a task with the input of the path's, at the current price, and return it as a create does.
+
+    Its deadline is that of the ``bounds``, not the original's.
 
     Refuses: 1. as :func:`own_task`; 2. ``task_not_terminal``, ``task_input_expired``; 3. as a create.
     """
@@ -91,7 +96,7 @@ async def retried_task(call: Call, idempotency: IdempotencyKey | None) -> Task |
     original = await call.read(lambda rows: task_by_id(rows, call.path["request_id"]))
     assert original is not None, "a task is never deleted"
     # The stored input may be large although this request is small, so it is priced in a thread.
-    retry = functools.partial(_retry_command, call, original, key.key_id, idempotency)
+    retry = functools.partial(_retry_command, call, original, bounds, key.key_id, idempotency)
     command = await call.compute(retry, caller=original.account_id)
     if input_until(original) is not None:
         command = await _refuse_stored_inputs(call, original.account_id) or command
@@ -253,6 +258,9 @@ def _command(
         if mismatch is not None:
             return mismatch
         terms = quoted.terms
+    refusal = _refuse_cost(terms.hold_micro, wanted.max_credits)
+    if refusal is not None:
+        return refusal
     request = TaskRequest(
         input=priced.input,
         files=priced.files,
@@ -267,6 +275,7 @@ def _command(
         webhook_format=webhook_format,
         traceparent=traceparent.get(),
         http_request_id=other_request_id(),
+        deadline_s=wanted.deadline_s,
     )
     return CreateTask(request, TASKS_WRITE, idempotency, after)
 
@@ -302,7 +311,7 @@ async def end_of_task(
 
 
 def _retry_command(
-    call: Call, original: Task, key_id: str, idempotency: IdempotencyKey | None
+    call: Call, original: Task, bounds: TaskBounds, key_id: str, idempotency: IdempotencyKey | None
 ) -> CreateTask | Refusal:
     if original.status not in TERMINAL:
         return Refusal(
@@ -319,6 +328,9 @@ def _retry_command(
     priced = _price(call.deps, original.model, original.request.input)
     if isinstance(priced, Refusal):
         return priced
+    refusal = _refuse_cost(priced.terms.hold_micro, bounds.max_credits)
+    if refusal is not None:
+        return refusal
     request = msgspec.structs.replace(
         original.request,
         input=priced.input,
@@ -329,6 +341,7 @@ def _retry_command(
         hold_id=new_id("hold"),
         hold_micro=priced.terms.hold_micro,
         retry_of=original.request_id,
+        deadline_s=bounds.deadline_s,
         traceparent=traceparent.get(),
         http_request_id=other_request_id(),
     )
@@ -388,6 +401,21 @@ def _price(
             param="model",
         )
     return quote_input(catalog, model_id, given, base_url=deps.urls.base, is_public=is_public_url)
+
+
+def _refuse_cost(hold_micro: int, max_credits: str | None) -> Refusal | None:
+    """Refuse a task that could cost more than the caller allows."""
+    if max_credits is None:
+        return None
+    max_micro = read_amount(max_credits, param="max_credits")
+    if isinstance(max_micro, Refusal) or hold_micro <= max_micro:
+        return max_micro if isinstance(max_micro, Refusal) else None
+    return Refusal(
+        code="max_credits_exceeded",
+        message=f"The task can cost {format_amount(hold_micro)} credits; max_credits is {max_credits}.",
+        param="max_credits",
+        required_micro=hold_micro,
+    )
 
 
 def _refuse_metadata(metadata: dict[str, str]) -> Refusal | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Literal
 
 import msgspec
 
@@ -25,7 +26,7 @@ from holdfast.ledger.tasks.dispatch import (
 )
 from holdfast.ledger.tasks.hosting import begin_round, can_pass_through, deliver, wake_hosting
 from holdfast.ledger.tasks.inputs import without_large_input
-from holdfast.ledger.tasks.progress import system_note
+from holdfast.ledger.tasks.progress import error_text, system_note
 from holdfast.ledger.tasks.provider_update import CancelOutcome
 from holdfast.ledger.tasks.provider_updates import passed_through, poll
 from holdfast.ledger.tasks.task import ReviewDecision, Task, TaskStatus
@@ -60,6 +61,9 @@ def on_wake(
     if task.is_terminal:
         return unchanged("ignored")
     state = task.state
+    if task.deadline_at is not None and ctx.now >= task.deadline_at:
+        text = f"the task had not ended {task.request.deadline_s} s after it was created"
+        return _cancel(task, "deadline_exceeded", ctx, what="deadline", text=text)
     if state.hosting.status == "transferring":
         return wake_hosting(task, ctx, recovering=recovering)
     if task.status == "review":
@@ -82,7 +86,6 @@ def on_cancel(task: Task, ctx: Context) -> Step | Refusal:
 
     A second cancel is a ``duplicate``. Refuses: ``task_already_terminal`` (succeeded or failed).
     """
-    state = task.state
     if task.status == "canceled":
         return unchanged("duplicate")
     if task.is_terminal:
@@ -91,12 +94,27 @@ def on_cancel(task: Task, ctx: Context) -> Step | Refusal:
             message=f"The task '{task.request_id}' has already {task.status}.",
             final=True,
         )
+    return _cancel(task, "user_canceled", ctx, what="cancel")
+
+
+def _cancel(
+    task: Task,
+    cause: Literal["user_canceled", "deadline_exceeded"],
+    ctx: Context,
+    *,
+    what: str,
+    text: str | None = None,
+) -> Step:
+    """Cancel a task that has not ended, and its job. ``text`` is why, if it was not its owner who asked for it."""
+    state = task.state
     effects: tuple[Effect, ...] = ()
     still_running = task.status != "review" and state.hosting.status == "pending"
     if still_running and state.provider_ref is not None:
         effects = (CancelJob(task.request_id, state.attempt, state.provider_ref),)
-    note = system_note("canceled", "cancel", ctx.now)
-    step = transition(task, "user_canceled", ctx, *effects, note=note)
+    error = None if text is None else error_text("deadline_exceeded", text)
+    step = transition(
+        task, cause, ctx, *effects, error=error, note=system_note("canceled", what, ctx.now, message=text)
+    )
     assert step.task is not None
     return msgspec.structs.replace(step, task=without_large_input(step.task))
 

@@ -121,6 +121,8 @@ class PublicTask(msgspec.Struct, frozen=True):
     """When the task succeeded or failed; null before that, and if it was canceled."""
     canceled_at: Time | None
     """When the task was canceled; null if it was not."""
+    deadline_at: Time | None
+    """When the task is canceled if it has not ended; null if no deadline was given."""
     retry_of: str | None
     """The task that this one retries, `task_…`; null if it is no retry."""
     estimated_cost: EstimatedCost
@@ -173,6 +175,7 @@ def public_task(urls: PublicUrls, task: Task, *, now: datetime, for_operators: b
         updated_at=format_time(task.updated_at),
         completed_at=time_or_none(state.completed_at),
         canceled_at=time_or_none(state.canceled_at),
+        deadline_at=time_or_none(task.deadline_at),
         retry_of=request.retry_of,
         estimated_cost=EstimatedCost(
             credits=format_amount(request.terms.estimate_micro), basis=request.terms.basis

@@ -26,7 +26,7 @@ Stage = Literal["dispatch", "queue", "render", "encode", "upload", "hosting", "r
 ErrorCode = Literal[
     "provider_error", "provider_timeout", "provider_unavailable", "content_policy", "submit_ambiguous",
     "hosting_failed", "canceled_by_provider", "invalid_upstream_input", "partial", "usage_mismatch",
-    "provider_removed", "internal",
+    "provider_removed", "deadline_exceeded", "internal",
 ]  # fmt: skip
 ReviewReason = Literal["hosting_failed", "content_flagged", "provider_conflict", "usage_mismatch", "manual"]
 ReviewDecision = Literal["capture_blocked", "capture_approved", "release_approved", "released_by_timeout"]
@@ -51,7 +51,7 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ``files`` are those that the input names: the provider gets links to them. ``webhook_events`` are the kinds of
     events sent to ``webhook_url``; None is the default set. ``webhook_format`` is the form of their bodies, None an
     event's own. ``traceparent`` is the trace of the request, and ``http_request_id`` its id
-    unless that is the trace's digits.
+    unless that is the trace's digits. ``deadline_s``: how long after its creation the task is canceled.
     """
 
     input: dict[str, object] = {}
@@ -69,6 +69,7 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     files: tuple[InputFile, ...] = ()
     traceparent: str | None = None
     http_request_id: str | None = None
+    deadline_s: int | None = None
 
     @property
     def end_user(self) -> str | None:
@@ -226,7 +227,14 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def overall_deadline_at(self) -> datetime:
         """When the task is given up, whatever it waits for; a review has a deadline of its own."""
-        return self.created_at + timedelta(seconds=self.request.terms.deadlines.overall_s)
+        end = self.created_at + timedelta(seconds=self.request.terms.deadlines.overall_s)
+        return end if self.deadline_at is None else min(end, self.deadline_at)
+
+    @property
+    def deadline_at(self) -> datetime | None:
+        """When the task is canceled for its caller, in any status; None if no deadline was given."""
+        given_s = self.request.deadline_s
+        return None if given_s is None else self.created_at + timedelta(seconds=given_s)
 
     @property
     def ended_at(self) -> datetime | None:

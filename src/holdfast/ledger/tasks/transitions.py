@@ -34,6 +34,7 @@ Cause = Literal[
     "outputs_unstorable", "output_flagged", "provider_conflict", "usage_mismatch", "review_approved",
     "review_rejected", "review_lapsed", "user_canceled", "provider_failed", "provider_canceled", "job_lost",
     "submit_rejected", "deadline_passed", "never_sent", "submit_unresolved", "provider_removed",
+    "deadline_exceeded",
 ]  # fmt: skip
 
 
@@ -65,6 +66,7 @@ TRANSITIONS: Mapping[Cause, Transition] = {
     "review_rejected": Transition(_REVIEW, "failed", "release"),
     "review_lapsed": Transition(_REVIEW, "failed", "release"),
     "user_canceled": Transition(_OPEN, "canceled", "release"),
+    "deadline_exceeded": Transition(_OPEN, "canceled", "release"),
     "provider_failed": Transition(_RUNNING, "failed", "release"),
     "provider_canceled": Transition(_RUNNING, "failed", "release"),
     "job_lost": Transition(_RUNNING, "failed", "release"),
@@ -341,10 +343,11 @@ def _wake_of(task: Task) -> datetime | None:
             else (state.review.deadline_at,)
         )
     elif state.final_poll:
-        # The deadlines have passed; only the answer to the last poll is awaited.
+        # The service's own deadlines have passed; only the answer to the last poll is awaited.
         times = (state.due_at,)
     elif state.hosting.status == "transferring":
         times = (state.due_at, state.hosting.deadline_at, task.overall_deadline_at)
     else:
         times = (state.due_at, dispatch_deadline(task), state.run_deadline_at, task.overall_deadline_at)
+    times = (*times, task.deadline_at)
     return min(at for at in times if at is not None)

@@ -23,6 +23,8 @@ from holdfast.persistence.records.reading import OCCUPIES
 LEASE_S = 10
 ACCOUNTS_PROBED_MAX = 200
 """How many accounts one claim probes. One whose tasks are all postponed costs a probe and gets no slot."""
+LEFT_ALONE_S = 2
+"""The process of a dispatched task wakes it within about a second."""
 OVERDUE_MARGIN_S = 5
 """A task is claimed this long after its deadline: woken before it, it would take a slot that is not free."""
 
@@ -69,6 +71,24 @@ _CLAIM_OVERDUE = text(
     f"  select t.request_id from tasks t where {_WAITING} and t.wake_at <= :now "
     "  and t.overall_deadline_at <= :now - make_interval(secs => :margin_s) "
     "  order by t.overall_deadline_at limit :most for update skip locked) "
+    "update tasks t set wake_at = :now + make_interval(secs => :lease_s) from due "
+    "where t.request_id = due.request_id returning t.request_id"
+)
+_PAST_CALLERS_DEADLINE = "t.overall_deadline_at <= :now and t.request ->> 'deadline_s' is not null"
+_CLAIM_PAST_DEADLINE = text(
+    "with recursive owners as ("
+    f"  (select t.owner from tasks t where {_DISPATCHED_TO_OWNER} is not null order by t.owner limit 1)"
+    "  union all"
+    "  select n.owner from owners o cross join lateral ("
+    f"    select t.owner from tasks t where {_DISPATCHED_TO_OWNER} > o.owner order by t.owner limit 1) n"
+    "), waiting as ("
+    f"  select t.request_id from tasks t where {_WAITING} and t.wake_at <= :now and {_PAST_CALLERS_DEADLINE} "
+    "  order by t.overall_deadline_at limit :most for update skip locked"
+    "), left_alone as (select d.request_id from owners o cross join lateral ("
+    f"    select t.request_id from tasks t where {_DISPATCHED_TO_OWNER} = o.owner "
+    f"    and t.wake_at <= :now - make_interval(secs => :margin_s) and {_PAST_CALLERS_DEADLINE} "
+    "    order by t.wake_at limit :most for update skip locked) d limit :most"
+    "), due as (select request_id from waiting union all select request_id from left_alone) "
     "update tasks t set wake_at = :now + make_interval(secs => :lease_s) from due "
     "where t.request_id = due.request_id returning t.request_id"
 )
@@ -226,6 +246,15 @@ def claim_overdue(rows: Connection, *, most: int, now: datetime) -> list[str]:
     """Claim waiting tasks whose overall deadline has passed."""
     claim = {"margin_s": OVERDUE_MARGIN_S, "most": most, "lease_s": LEASE_S, "now": now}
     return list(rows.execute(_CLAIM_OVERDUE, claim).scalars())
+
+
+def claim_past_deadline(rows: Connection, *, most: int, now: datetime) -> list[str]:
+    """Claim tasks whose caller's deadline has passed: those that wait, and those whose process leaves them alone.
+
+    At most ``most`` of each kind.
+    """
+    claim = {"margin_s": LEFT_ALONE_S, "most": most, "lease_s": LEASE_S, "now": now}
+    return list(rows.execute(_CLAIM_PAST_DEADLINE, claim).scalars())
 
 
 def providers_waited_for(rows: Connection) -> list[str]:

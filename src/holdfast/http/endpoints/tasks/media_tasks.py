@@ -12,7 +12,7 @@ from holdfast.http.kit.listing import API_KEY_ID, END_USER, METADATA, MODEL, PAG
 from holdfast.http.kit.responses import IF_NONE_MATCH, NOT_MODIFIED, cacheable
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.kit.waiting import WAIT, read_wait
-from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskList, task_body
+from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskBounds, TaskList, task_body
 from holdfast.http.services.tasks import (
     CREATE_ERRORS,
     canceled_task,
@@ -112,6 +112,7 @@ def _entity_tag(deps: Dependencies, task: Task, now: datetime) -> str:
     summary="Retry an ended task: as a new task, at the current price",
     auth=Auth.API_KEY,
     scope=TASKS_WRITE,
+    body=TaskBounds,
     reply=TaskBody,
     parameters=(IDEMPOTENCY_KEY,),
     errors=("task_not_found", "task_not_terminal", "task_input_expired", *CREATE_ERRORS),
@@ -121,7 +122,7 @@ async def retry_task(call: Call) -> Outcome:
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)
-    return _created(call, await retried_task(call, idempotency))
+    return _created(call, await retried_task(call, call.body(TaskBounds), idempotency))
 
 
 @route(
