@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Final
 
@@ -13,6 +14,8 @@ INIT_PID: Final = 1
 
 def main() -> None:
     """Run the command line. Ctrl-C ends it without a traceback, also while its modules are imported."""
+    # Inherited from a caller who ignores the ends of its children, it would hide those of ours.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         if os.getpid() == INIT_PID:
             from holdfast.start.init_process import run_in_child

@@ -84,3 +84,19 @@ main()
             check=False,
         )
         assert (done.stderr, done.returncode) == (stderr, 1 if stderr else 0)
+
+
+@pytest.mark.parametrize("pid", [1, 2])
+def test_a_caller_that_ignores_ends_of_children_hides_none(pid: int) -> None:
+    command = f"""
+import subprocess
+import holdfast.commands.cli as cli
+from holdfast.__main__ import main
+os.getpid = lambda: {pid}
+cli.main = lambda: sys.exit(subprocess.call([sys.executable, "-c", "exit(3)"]))
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+main()
+"""
+    program = "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(36, 1)" + command
+    done = subprocess.run([sys.executable, "-c", program], timeout=LIMIT_S, check=False)
+    assert done.returncode == 3
