@@ -158,8 +158,7 @@ def by_us(*parts: bytes) -> tuple[Read, int | None]:
     parser = RequestParser(LIMITS)
     for part in parts:
         for start in range(0, len(part), RECEIVE_BYTES):
-            if not parser.is_done:
-                parser.feed(part[start : start + RECEIVE_BYTES])
+            parser.feed(part[start : start + RECEIVE_BYTES])
     requests, whole, status = [], 0, None
     for request in parser.ready:
         whole += request.is_complete and request.refusal is None

@@ -201,13 +201,11 @@ class RequestParser:
         self.ready.append(refused)
 
     def _execute(self, data: bytes) -> None:
-        while data:
+        while data and not self.is_done:
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
                 data = data[upgrade.args[0] :]
-                if self.is_done:
-                    return
                 self._decline_upgrade()
             else:
                 return
