@@ -61,7 +61,10 @@ class Unanswered(Newest[K, deque[tuple[float, str]]]):
     def add(self, common: K, request: str = "") -> None:
         """Add a request, of which a resend needs to know what is given."""
         self[common] = requests = self.get(common, deque[tuple[float, str]](maxlen=KEPT_MAX))
-        requests.append((trio.current_time() + self._for_s, request))
+        now = trio.current_time()
+        while requests and requests[0][0] <= now:
+            requests.popleft()
+        requests.append((now + self._for_s, request))
 
     def take(self, common: K) -> str | None:
         """Return the oldest request that still counts, and forget it; None if there is none."""

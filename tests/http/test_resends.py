@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from holdfast_compat.attempts import REFUSED_S, RequestAttempts, Resend
+from holdfast_compat.attempts import REFUSED_S, RequestAttempts, Resend, Unanswered
 
 
 async def test_each_attempt_joins_a_task_once() -> None:
@@ -98,3 +98,12 @@ async def test_resends_of_a_group_take_turns(autojump_clock: MockClock) -> None:
         for group in ("a", "a", "b", "a"):
             nursery.start_soon(look, group)
     assert trio.current_time() < 4
+
+
+async def test_requests_that_count_no_more_take_no_memory(autojump_clock: MockClock) -> None:
+    unanswered = Unanswered[str](REFUSED_S)
+    for _ in range(1000):
+        unanswered.add("a group")
+        await trio.sleep(REFUSED_S / 10)
+    assert len(unanswered["a group"]) <= 10
+    assert unanswered.take("a group") is not None
