@@ -86,6 +86,9 @@ def test_a_file_that_has_no_value_is_one_line(file: Path, tmp_path: Path) -> Non
         b" \n": f"{name} names {file}, which is empty",
         b"a\xff": f"{name} names {file}, which is not UTF-8",
         b"a" * 65_537: f"{name} names {file}, which has more than 65536 bytes",
+        b"a" + "é".encode() * 40_000: f"{name} names {file}, which has more than 65536 bytes",
+        "é".encode() * 40_000: f"{name} names {file}, which has more than 65536 bytes",
+        b"a\0b": f"{name} names {file}, which has a NUL character",
     }
     for content, line in contents.items():
         file.write_bytes(content)

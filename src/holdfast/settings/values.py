@@ -65,15 +65,19 @@ def read_file_value(name: str) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
-        text = content.decode().strip()
     except OSError as fault:
         raise ValueError(f"names {path}, which cannot be read: {fault.strerror}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"names {path}, which is not UTF-8") from None
     if len(content) > FILE_BYTES_MAX:
         raise ValueError(f"names {path}, which has more than {FILE_BYTES_MAX} bytes")
+    try:
+        text = content.decode().strip()
+    except UnicodeDecodeError:
+        raise ValueError(f"names {path}, which is not UTF-8") from None
     if not text:
         raise ValueError(f"names {path}, which is empty")
+    if "\0" in text:
+        # No variable can have one.
+        raise ValueError(f"names {path}, which has a NUL character")
     return text
 
 
