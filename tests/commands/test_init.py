@@ -84,16 +84,19 @@ def test_production_accepts_the_files_for_compose_without_a_warning(tmp_path: Pa
     assert [name for name, value in written(tmp_path / ".env").items() if value in own.values()] == []
 
 
-def test_the_certificates_are_those_that_members_and_haproxy_take(tmp_path: Path) -> None:
-    assert init("compose", tmp_path, *PRODUCTION).exit_code == 0
+@pytest.mark.parametrize(
+    "host", ["api.example.com", f"a-load-balancer-{'0123456789' * 4}.eu-central-1.elb.example.com"]
+)
+def test_the_certificates_are_those_that_members_and_haproxy_take(tmp_path: Path, host: str) -> None:
+    assert init("compose", tmp_path, *PRODUCTION, "--public-url", f"https://{host}").exit_code == 0
     folder = tmp_path / "secrets"
     mutual_tls(certificate=folder / "member.crt", key=folder / "member.key", authority=folder / "members-ca.crt")
     for authority, certificate, hosts in (
         ("members-ca.crt", "member.crt", ("holdfast-1", "holdfast-2")),
-        ("tls-ca.crt", "tls.pem", ("api.example.com",)),
+        ("tls-ca.crt", "tls.pem", (host,)),
     ):
-        for host in hosts:
-            command = ["openssl", "verify", "-x509_strict", "-verify_hostname", host, "-CAfile"]
+        for each in hosts:
+            command = ["openssl", "verify", "-x509_strict", "-verify_hostname", each, "-CAfile"]
             subprocess.run([*command, folder / authority, folder / certificate], check=True, capture_output=True)
     ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(folder / "tls.pem")
 
@@ -148,6 +151,8 @@ def test_without_a_terminal_what_is_missing_is_listed(tmp_path: Path) -> None:
     ("option", "text", "fault"),
     [
         ("--public-url", "http://api.example.com", "HOLDFAST_PUBLIC_URL must begin with https://"),
+        ("--public-url", "https://münchen.example", "--public-url: HOLDFAST_PUBLIC_URL must be printable ASCII"),
+        ("--public-url", "https://api .example", "--public-url: HOLDFAST_PUBLIC_URL must be printable ASCII"),
         (
             "--smtp-url",
             "smtp://mail.example.com?starttls=off",

@@ -11,6 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+NAME_CHARS_MAX = 64
 _USAGES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
     *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
@@ -62,7 +63,8 @@ def issue(name: str, hosts: Sequence[str], *, days: int) -> Issued:
 
 
 def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    """Return a name for people, cut where X.509 has no room for more; clients read the hosts' own extension."""
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name[:NAME_CHARS_MAX])])
 
 
 def _general_name(host: str) -> x509.GeneralName:

@@ -117,7 +117,7 @@ def read_networks(text: str) -> tuple[IPNetwork, ...]:
         raise ValueError(message) from None
 
 
-def _secret(text: str) -> str:
+def _printable(text: str) -> str:
     if not re.fullmatch(r"[!-~]*", text, re.ASCII):
         raise ValueError("must be printable ASCII without blanks")
     return text
@@ -181,7 +181,7 @@ def _url(text: str, schemes: tuple[str, ...]) -> str:
 
 
 def _base_url(text: str) -> str:
-    parts = urlsplit(_url(text, ("https", "http")))
+    parts = urlsplit(_url(_printable(text), ("https", "http")))
     if parts.query or parts.fragment:
         raise ValueError("must be a base address, without a query")
     return parts.geturl().rstrip("/")
@@ -209,7 +209,7 @@ Share = Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")]
 MicroCredits = Annotated[int, _micro]
 AbsolutePath = Annotated[Path, _absolute]
 BaseUrl = Annotated[str, _base_url]
-Secret = Annotated[str, _secret]
+Secret = Annotated[str, _printable]
 ExistingFile = Annotated[Path, _file]
 PrivateFile = Annotated[Path, _private_file]
 DatabaseUrl = Annotated[str | None, _database_url]
