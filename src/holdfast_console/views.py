@@ -235,7 +235,8 @@ class InnerCall(Call):
         self._outer = outer
         self.operator, self.bearer = outer.operator, outer.bearer
         # Other routes authenticate in their handlers, and those that stream do again and again.
-        self._session = outer._session if route.auth is Auth.SESSION else None
+        if route.auth is Auth.SESSION and outer._session is not None:
+            self.take_session(outer._session)
         self._body = body
         self._query = query
 

@@ -150,14 +150,14 @@ async def created_task(call: Call, request_id: str, until: float = 0.0, wait: Wa
             if wait is not None:
                 wait.end_with(watch)
             found = await own_task(call, request_id)
-            if until and not isinstance(found, Refusal) and not found[0].is_terminal:
+            if until and not isinstance(found, Refusal) and not found.is_terminal:
                 del found
                 found = await end_of_task(call, request_id, watch, until)
     except (AskFault, DatabaseAway, UnreadableRow):
         if _attempt(call) is None:
             return _OUTCOME_UNKNOWN
         raise
-    return found if isinstance(found, Refusal) else found[0]
+    return found
 
 
 def delivered(call: Call, outcome: Outcome) -> Outcome:

@@ -142,7 +142,7 @@ async def list_videos(call: Call) -> Outcome:
         found = await own_task(call, window.filters["after"])
         if isinstance(found, Refusal):
             return found
-        after = Position(found[0].created_at, found[0].request_id)
+        after = Position(found.created_at, found.request_id)
     account_id = await call.verify_caller()
     if isinstance(account_id, Refusal):
         return account_id
@@ -182,10 +182,9 @@ async def delete_video(call: Call) -> Outcome:
 
 
 async def _own_video(call: Call) -> Task | Refusal:
-    found = await own_task(call, call.path["video_id"])
-    if isinstance(found, Refusal):
-        return found
-    task, _ = found
+    task = await own_task(call, call.path["video_id"])
+    if isinstance(task, Refusal):
+        return task
     return task if task.request.terms.modality == "video" else task_not_found(task.request_id)
 
 

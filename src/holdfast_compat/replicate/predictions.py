@@ -254,7 +254,7 @@ async def _ended(call: Call, request_id: str, until: float) -> Task | None:
         if refusal_of_fault(fault) is None:
             log.error("unexpected fault", exc_info=fault)
         return None
-    return None if isinstance(found, Refusal) or not found[0].is_terminal else found[0]
+    return None if isinstance(found, Refusal) or not found.is_terminal else found
 
 
 def _started(call: Call, request_id: str, model_id: str, given: FreeForm) -> PredictionBody:
@@ -301,7 +301,7 @@ async def list_predictions(call: Call) -> Outcome:
 async def read_prediction(call: Call) -> Outcome:
     """Any task of the account can be read as a prediction."""
     found = await own_task(call)
-    return found if isinstance(found, Refusal) else _body(call, found[0])
+    return found if isinstance(found, Refusal) else _body(call, found)
 
 
 @route(
@@ -320,7 +320,7 @@ async def cancel_prediction(call: Call) -> Outcome:
     if task.code != "task_already_terminal":
         return task
     found = await own_task(call)
-    return found if isinstance(found, Refusal) else _body(call, found[0])
+    return found if isinstance(found, Refusal) else _body(call, found)
 
 
 def _body(call: Call, task: Task) -> PredictionBody:

@@ -398,7 +398,7 @@ class AccountActor(JournaledActor):
         if after is not None and self._replies.is_superseded(after, self._now):
             return self._units.refuse(command, SUPERSEDED)
         key_id = request.api_key_id or ""
-        models = self._keys.live[key_id].models
+        models = self._keys.live[key_id].models if key_id else ()
         if models and not is_model_allowed(models, terms.model):
             return self._units.refuse(command, model_not_allowed(terms.model, models))
         refusal = self._create_rate.refuse()
@@ -553,13 +553,15 @@ class AccountActor(JournaledActor):
             ) if self._disabled_at is not None:
                 return ACCOUNT_DISABLED
             case CreateTask():
-                return self._refuse_key(message.request.api_key_id or "", message.scope)
+                return self._refuse_key(message.request.api_key_id, message.scope)
             case RefuseTask() | BeginAttempt():
                 return self._refuse_key(message.api_key_id, message.scope)
         return None
 
-    def _refuse_key(self, key_id: str, scope: str) -> Refusal | None:
-        """Refuse a key that is not live, cannot be used now, or lacks the scope."""
+    def _refuse_key(self, key_id: str | None, scope: str) -> Refusal | None:
+        """Refuse a key that is not live, cannot be used now, or lacks the scope; None is the owner's session."""
+        if key_id is None:
+            return None
         key = self._keys.live.get(key_id)
         if key is None:
             return Refusal(code="invalid_api_key", message="This API key is not valid.")

@@ -78,9 +78,9 @@ class RequestAttempt(msgspec.Struct, frozen=True):
 class CreateTask(Command[TaskAccepted | Replayed[TaskAccepted]], frozen=True):
     """Hold credit and accept a task. Reply: :class:`TaskAccepted`.
 
-    ``request`` contains the id of its hold, and its API key, which must still have ``scope``. ``after`` is the
-    newest attempt of its group that its sender knew of: once a later one has begun, it is refused with
-    ``superseded``, however long it was on its way.
+    ``request`` contains the id of its hold, and its API key, which must still have ``scope``; None is the owner's
+    session, which its sender has verified. ``after`` is the newest attempt of its group that its sender knew of:
+    once a later one has begun, it is refused with ``superseded``, however long it was on its way.
     """
 
     request: TaskRequest
@@ -109,7 +109,7 @@ class RefuseTask(Command[TaskAccepted | Replayed[TaskAccepted]], frozen=True):
     """
 
     refusal: Refusal
-    api_key_id: str
+    api_key_id: str | None
     scope: str
     idempotency: IdempotencyKey
 

@@ -91,10 +91,10 @@ _GONE: Final = Refusal(
 )
 async def upload_file(call: Call) -> Outcome:
     """The type in the response is that of the file's first bytes, whatever its name or its sender say."""
-    key = await call.verify_key()
-    if isinstance(key, Refusal):
-        return key
-    file = await receive_file(call, key.account_id)
+    account_id = await call.verify_caller()
+    if isinstance(account_id, Refusal):
+        return account_id
+    file = await receive_file(call, account_id)
     return file if isinstance(file, Refusal) else file_body(call.deps, file)
 
 

@@ -34,6 +34,7 @@ from holdfast.http.kit.bodies import (
 from holdfast.http.kit.body_memory import UNCOUNTED_BYTES_MAX, HeldBody
 from holdfast.http.kit.client_address import client_address, origin_of
 from holdfast.http.kit.credentials import (
+    SCOPES,
     TASKS_READ,
     Bearer,
     CredentialKind,
@@ -167,6 +168,7 @@ class Call:
     """One request, as its handler sees it.
 
     Before the handler runs, ``session`` is set for a route of sessions, ``known_key`` for one of keys with a body,
+    and for one of sessions, as a key without an id that may do everything with tasks,
     ``operator`` for one of operators. ``json`` and ``body`` are the parsed body, ``files`` those of a form, ``raw``
     its bytes, and ``body_bytes`` how many of it are in memory.
     ``ignored`` are the names in the body that mean nothing here.
@@ -372,7 +374,7 @@ class Call:
             if isinstance(session, Refusal):
                 return session
             assert isinstance(session, SessionRecord)
-            self._session = session
+            self.take_session(session)
         elif self.route.auth is Auth.API_KEY:
             assert self.bearer is not None
             known = self.deps.access.key_cache.get(self.bearer.sha256)
@@ -387,6 +389,11 @@ class Call:
                 return await self.refuse_authenticated(lacking_scope(TASKS_READ))
             self._caller_id = self.known_key.account_id
         return None
+
+    def take_session(self, session: SessionRecord) -> None:
+        """Set the session that the call is made with."""
+        self._session = session
+        self.known_key = KnownKey(session.account_id, "", frozenset(SCOPES))
 
     def _record_use(self, key: KnownKey) -> None:
         """Record the use of a key at its account, at most once a minute."""

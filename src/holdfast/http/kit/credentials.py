@@ -158,7 +158,7 @@ class KnownKey:
 
     account_id: str
     key_id: str
-    """The key's id or the session's."""
+    """The key's id or the session's; empty for the owner's own requests."""
     scopes: frozenset[str] = frozenset()
     """What the key may do; a session has none."""
 

@@ -38,10 +38,9 @@ async def follow_task(call: Call, after: int | None, events_of: Callable[[Task],
     with ExitStack() as opened:
         # Watched before the first read, so that no later change is missed.
         watch = opened.enter_context(call.deps.following.changes.watch(call.path["request_id"]))
-        found = await own_task(call)
-        if isinstance(found, Refusal):
-            return found
-        task, _ = found
+        task = await own_task(call)
+        if isinstance(task, Refusal):
+            return task
         if task.is_terminal and task.version == after:
             return Response(b"", status=204)
         if call.request.method == "HEAD":
@@ -114,7 +113,7 @@ async def _task_events(
                 break
         if isinstance(found, Refusal):
             return
-        task, _ = found
+        task = found
         del found
 
 

@@ -38,7 +38,6 @@ from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest, W
 from holdfast.persistence.claims.files import claim_files, release_claims
 from holdfast.persistence.journal.changes import Extent, Watch
 from holdfast.persistence.queries.tasks import find_tasks, stored_input_bytes, task_by_id
-from holdfast.persistence.records.rows import ApiKeyRecord
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.lookups import Lookup
 from holdfast.providers.outbound.urls import is_public_url
@@ -92,7 +91,7 @@ async def retried_task(call: Call, bounds: TaskBounds, idempotency: IdempotencyK
     found = await own_task(call)
     if isinstance(found, Refusal):
         return found
-    _, key = found
+    key = call.known_key
     original = await call.read(lambda rows: task_by_id(rows, call.path["request_id"]))
     assert original is not None, "a task is never deleted"
     # The stored input may be large although this request is small, so it is priced in a thread.
@@ -100,7 +99,7 @@ async def retried_task(call: Call, bounds: TaskBounds, idempotency: IdempotencyK
     command = await call.compute(retry, caller=original.account_id)
     if input_until(original) is not None:
         command = await _refuse_stored_inputs(call, original.account_id) or command
-    reply = await _ask_account(call, KnownKey(original.account_id, key.key_id), command, idempotency)
+    reply = await _ask_account(call, key, command, idempotency)
     return await _created(call, command, reply)
 
 
@@ -160,7 +159,7 @@ async def _ask_account(
         if idempotency is None or command.code not in STORED_REFUSALS:
             reply = await call.refuse(command, idempotency, TaskAccepted)
         else:
-            reply = await call.ask(account, RefuseTask(command, key.key_id, TASKS_WRITE, idempotency))
+            reply = await call.ask(account, RefuseTask(command, key.key_id or None, TASKS_WRITE, idempotency))
     else:
         reply = await call.ask(account, command)
         if isinstance(reply, Refusal) and reply.code == "rate_limit_exceeded":
@@ -266,7 +265,7 @@ def _command(
         files=priced.files,
         terms=terms,
         quote_id=quote_id,
-        api_key_id=key.key_id,
+        api_key_id=key.key_id or None,
         hold_id=new_id("hold"),
         hold_micro=terms.hold_micro,
         metadata=metadata,
@@ -280,14 +279,14 @@ def _command(
     return CreateTask(request, TASKS_WRITE, idempotency, after)
 
 
-async def ended_task(call: Call, request_id: str, wait_s: float) -> tuple[Task, ApiKeyRecord] | Refusal:
+async def ended_task(call: Call, request_id: str, wait_s: float) -> Task | Refusal:
     """Return as :func:`own_task`, but once the task has ended, the wait has, or the watch is ending."""
     until = trio.current_time() + wait_s
     with call.deps.following.changes.watch(request_id) as watch:
         found = await own_task(call, request_id)
-        if isinstance(found, Refusal) or found[0].is_terminal:
+        if isinstance(found, Refusal) or found.is_terminal:
             return found
-        with call.deps.following.waiting.counted(found[0].account_id, call.origin()) as wait:
+        with call.deps.following.waiting.counted(found.account_id, call.origin()) as wait:
             if isinstance(wait, Refusal):
                 return wait
             wait.end_with(watch)
@@ -295,15 +294,13 @@ async def ended_task(call: Call, request_id: str, wait_s: float) -> tuple[Task, 
             return await end_of_task(call, request_id, watch, until)
 
 
-async def end_of_task(
-    call: Call, request_id: str, watch: Watch, until: float
-) -> tuple[Task, ApiKeyRecord] | Refusal:
+async def end_of_task(call: Call, request_id: str, watch: Watch, until: float) -> Task | Refusal:
     """Return as :func:`own_task`, once a watched task has ended, the time is over, or the watch is ending."""
     while True:
         await watch.wait(until, Extent.END)
         watch.take()
         found = await own_task(call, request_id)
-        if isinstance(found, Refusal) or found[0].is_terminal:
+        if isinstance(found, Refusal) or found.is_terminal:
             return found
         if trio.current_time() >= until or watch.is_ending:
             return found
@@ -337,7 +334,7 @@ def _retry_command(
         files=priced.files,
         terms=priced.terms,
         quote_id=new_id("quo"),
-        api_key_id=key_id,
+        api_key_id=key_id or None,
         hold_id=new_id("hold"),
         hold_micro=priced.terms.hold_micro,
         retry_of=original.request_id,
@@ -353,7 +350,7 @@ async def canceled_task(call: Call) -> Task | Refusal:
     found = await own_task(call)
     if isinstance(found, Refusal):
         return found
-    done = await call.ask(call.deps.tasks.ref(found[0].request_id), CancelTask())
+    done = await call.ask(call.deps.tasks.ref(found.request_id), CancelTask())
     return done if isinstance(done, Refusal) else done.task
 
 
@@ -362,23 +359,23 @@ def task_not_found(request_id: str) -> Refusal:
     return Refusal(code="task_not_found", message=f"The task {shown(request_id)} does not exist.")
 
 
-async def own_task(call: Call, request_id: str | None = None) -> tuple[Task, ApiKeyRecord] | Refusal:
-    """Authenticate the key and return its account's task, by default the path's, without its input, and the key.
+async def own_task(call: Call, request_id: str | None = None) -> Task | Refusal:
+    """Authenticate the caller and return the account's task, by default the path's, without its input.
 
-    Another account's task does not exist. Refuses: 1. as the key is refused; 2. ``task_not_found``. Raises
+    Another account's task does not exist. Refuses: 1. as the credential is refused; 2. ``task_not_found``. Raises
     :class:`UnreadableRow`.
     """
     request_id = call.path["request_id"] if request_id is None else request_id
     lookup = Lookup(find_tasks, request_id)
-    key = await call.verify_key(*([lookup] if is_id(request_id) else []))
-    if isinstance(key, Refusal):
-        return key
+    caller_id = await call.verify_caller(*([lookup] if is_id(request_id) else []))
+    if isinstance(caller_id, Refusal):
+        return caller_id
     account_id, task = lookup.found or (None, None)
-    if task is None or account_id != key.account_id:
+    if task is None or account_id != caller_id:
         return task_not_found(request_id)
     if isinstance(task, UnreadableRow):
         raise task
-    return task, key
+    return task
 
 
 def _price(

@@ -51,10 +51,9 @@ route = RouteTable("Tasks")
 )
 async def list_events(call: Call) -> Outcome:
     """A task without a `webhook_url` has none."""
-    found = await own_task(call)
-    if isinstance(found, Refusal):
-        return found
-    task, _ = found
+    task = await own_task(call)
+    if isinstance(task, Refusal):
+        return task
     events = await call.read(lambda rows: events_of_task(rows, task.account_id, task.request_id))
     return EventList(data=[event_body(event) for event in events])
 
@@ -78,7 +77,7 @@ async def resend_event(call: Call) -> Outcome:
     found = await own_task(call)
     if isinstance(found, Refusal):
         return found
-    account_id = found[0].account_id
+    account_id = found.account_id
 
     def read(rows: Connection) -> list[EventRecord]:
         return events_of_task(rows, account_id, request_id, event_id=event_id)

@@ -90,10 +90,10 @@ async def read_task(call: Call) -> Outcome:
     wait_s = read_wait(call.query().get("wait", []))
     if isinstance(wait_s, Refusal):
         return wait_s
-    found = await (ended_task(call, call.path["request_id"], wait_s) if wait_s else own_task(call))
-    if isinstance(found, Refusal):
-        return found
-    task, now = found[0], call.deps.now()
+    task = await (ended_task(call, call.path["request_id"], wait_s) if wait_s else own_task(call))
+    if isinstance(task, Refusal):
+        return task
+    now = call.deps.now()
     return cacheable(call, _entity_tag(call.deps, task, now), lambda: task_body(call.deps, task, now=now))
 
 
