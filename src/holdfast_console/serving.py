@@ -120,8 +120,8 @@ async def _page(site: Site, visit: Visit, page: Html) -> Response:
 async def _admit(site: Site, call: PageCall) -> Refusal | None:
     """Read the form of a POST, and identify who makes the request unless the view is for everybody."""
     request, settings = call.request, call.deps.settings
-    if request.method == "POST":
-        assert isinstance(call.route, View)
+    assert isinstance(call.route, View)
+    if request.method == "POST" and not call.route.is_upload:
         raw = await request.read_body(call.route.form_bytes_max)
         parsed = parse_form(raw, request.headers.get("Content-Type"))
         if isinstance(parsed, Refusal):

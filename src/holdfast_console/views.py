@@ -92,8 +92,8 @@ class PageCall(Call):
         self.args = dict(parse_qsl(urlsplit(address).query))
 
     def csrf_token(self) -> str | None:
-        """Return the form's token."""
-        return self.form.get(CSRF_FIELD)
+        """Return the form's token; a script may send it in a header."""
+        return self.form.get(CSRF_FIELD) or super().csrf_token()
 
     def idempotency_keys(self) -> list[str]:
         """Return the form's key, if it has one."""
@@ -260,6 +260,8 @@ class View(Needs):
     form_bytes_max: int = FORM_BYTES_MAX
     is_for_browsers: bool = False
     """Clients that do not ask for HTML find nothing here."""
+    is_upload: bool = False
+    """The body is a file, which the handler reads; the form's token comes in a header."""
 
 
 class ViewTable:
@@ -277,6 +279,7 @@ class ViewTable:
         auth: Auth | None = None,
         form_bytes_max: int = FORM_BYTES_MAX,
         is_for_browsers: bool = False,
+        is_upload: bool = False,
     ) -> Callable[[ViewHandler], ViewHandler]:
         """Declare the decorated handler as a view."""
 
@@ -289,6 +292,7 @@ class ViewTable:
                     auth=auth or self._auth,
                     form_bytes_max=form_bytes_max,
                     is_for_browsers=is_for_browsers,
+                    is_upload=is_upload,
                 )
             )
             return handler

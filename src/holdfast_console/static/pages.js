@@ -341,12 +341,70 @@ if (answered && answered.dataset.here !== location.pathname + location.search) {
 
 // ----------------------------------------------------------------------------------------------- copying
 
-if (navigator.clipboard) {
-  for (const button of document.querySelectorAll("button.copy")) {
+const offerCopies = () => {
+  if (!navigator.clipboard) return;
+  for (const button of document.querySelectorAll("button.copy[hidden]")) {
     button.hidden = false;
     button.addEventListener("click", async () => {
       await navigator.clipboard.writeText(button.parentElement.querySelector("pre").textContent);
       button.textContent = "Copied";
+    });
+  }
+};
+offerCopies();
+
+// -------------------------------------------------------------------------------------------- playground
+
+const TYPING_MS = 350;
+
+const run = document.getElementById("run");
+if (run) {
+  const token = run.elements.csrf_token.value;
+  let asked = 0;
+  let timer = null;
+  // What was typed last is priced, however late the answers come.
+  const price = async () => {
+    const number = ++asked;
+    const response = await fetch(run.dataset.price, { method: "POST", body: new URLSearchParams(new FormData(run)) });
+    if (!response.ok || number !== asked) return;
+    const fresh = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("priced");
+    const shown = document.getElementById("priced");
+    const open = [...shown.querySelectorAll("details")].map((each) => each.open);
+    fresh.querySelectorAll("details").forEach((each, index) => { each.open = open[index]; });
+    shown.replaceWith(fresh);
+    offerCopies();
+  };
+  const priceSoon = () => {
+    clearTimeout(timer);
+    timer = setTimeout(price, TYPING_MS);
+  };
+  run.addEventListener("input", priceSoon);
+
+  for (const drop of run.querySelectorAll(".drop")) {
+    const [text, chooser, status] = [drop.querySelector("input"), drop.querySelector("[type=file]"), drop.querySelector("[role=status]")];
+    const send = async (file) => {
+      status.textContent = `Uploading ${file.name}…`;
+      const headers = {
+        "Content-Type": file.type || "application/octet-stream",
+        "Content-Disposition": `attachment; filename*=UTF-8''${encodeURIComponent(file.name)}`,
+        "X-CSRF-Token": token,
+      };
+      const response = await fetch(run.dataset.files, { method: "POST", headers, body: file });
+      const page = new DOMParser().parseFromString(await response.text(), "text/html");
+      const stored = page.querySelector("[data-file]");
+      status.textContent = stored ? stored.textContent : page.querySelector("main, body").textContent.trim();
+      if (!stored) return;
+      text.value = stored.dataset.file;
+      priceSoon();
+    };
+    chooser.hidden = false;
+    chooser.addEventListener("change", () => { if (chooser.files[0]) send(chooser.files[0]); });
+    drop.addEventListener("dragover", (event) => { event.preventDefault(); drop.classList.add("over"); });
+    drop.addEventListener("dragleave", () => drop.classList.remove("over"));
+    drop.addEventListener("drop", (event) => {
+      event.preventDefault();
+      drop.classList.remove("over");
+      if (event.dataTransfer.files[0]) send(event.dataTransfer.files[0]);
     });
   }
 }

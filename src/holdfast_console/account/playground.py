@@ -1,0 +1,117 @@
+"""The playground: a form for each model, its price as one types, and a task that spends real credit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from holdfast.http.endpoints.catalog import ModelDetails, ModelList, QuoteBody, list_models, quote
+from holdfast.http.endpoints.files import FileBody
+from holdfast.http.endpoints.tasks.owners_tasks import create_own_task, upload_own_file
+from holdfast.http.kit.calls import Auth
+from holdfast.http.kit.values import shown
+from holdfast.http.schemas.tasks import TaskBody
+from holdfast.ledger.refusals import Refusal
+from holdfast_console.account.inputs import PREFIX, fields_of, input_of, link_field
+from holdfast_console.account.samples import create_samples
+from holdfast_console.forms import Message
+from holdfast_console.rendering import Html, Redirect
+from holdfast_console.views import ViewResult, ViewTable, Visit
+
+PLAYGROUND: Final = "/account/playground"
+FORM_BYTES_MAX: Final = 256 * 1024
+
+view = ViewTable(Auth.SESSION)
+
+
+@view(PLAYGROUND)
+async def playground(visit: Visit) -> ViewResult:
+    """The models, or with ``?model=`` the form of one; ``from`` is a link that its file begins with."""
+    found = await visit.read(list_models, ModelList)
+    if isinstance(found, Refusal):
+        return found
+    models = [each for each in found.data if not each.priced_only and each.status != "disabled"]
+    chosen = visit.parameter("model")
+    if not chosen:
+        return Html("playground.html", {"models": models})
+    model = next((each for each in models if each.id == chosen), None)
+    if model is None:
+        return _no_model(chosen)
+    given = input_of(model.input_schema, _attempted(visit)) or {**(model.example_input or {})}
+    link, name = visit.parameter("from"), link_field(model.input_schema)
+    if link and name is not None:
+        given[name] = link
+    values = {
+        "model": model,
+        "fields": [
+            each._replace(default=link) if link and each.name == f"{PREFIX}{name}" else each
+            for each in fields_of(model.input_schema, model.example_input)
+        ],
+        "link": name,
+        **await _priced(visit, model, given),
+    }
+    return Html("model.html", values)
+
+
+@view(f"{PLAYGROUND}/price", method="POST", form_bytes_max=FORM_BYTES_MAX)
+async def price(visit: Visit) -> ViewResult:
+    """The price of a form, and its call in code: a part of the page, for the script."""
+    model = await _model(visit)
+    if isinstance(model, Refusal):
+        return model
+    return Html("priced.html", await _priced(visit, model, input_of(model.input_schema, visit.form)))
+
+
+@view(f"{PLAYGROUND}/run", method="POST", form_bytes_max=FORM_BYTES_MAX)
+async def run(visit: Visit) -> ViewResult:
+    """Create the task of a form. It costs no more than the page has shown."""
+    model = await _model(visit)
+    if isinstance(model, Refusal):
+        return model
+    fields = {
+        "model": model.id,
+        "input": input_of(model.input_schema, visit.form),
+        "max_credits": visit.form.get("max_credits"),
+    }
+    created, _ = await visit.submit(create_own_task, fields=fields, path={})
+    if isinstance(created, Refusal):
+        return created
+    assert isinstance(created, TaskBody)
+    held = f"Up to {fields['max_credits']} credits are held for it." if fields["max_credits"] else ""
+    return Redirect(f"/account/tasks/{created.request_id}", Message(f"The task runs. {held}".strip(), False))
+
+
+@view(f"{PLAYGROUND}/files", method="POST", is_upload=True)
+async def upload(visit: Visit) -> ViewResult:
+    """Store a file that was dropped on a field or chosen; the script writes its id into the field."""
+    stored, _ = await visit.submit(upload_own_file, fields={}, path={})
+    if isinstance(stored, Refusal):
+        return stored
+    assert isinstance(stored, FileBody)
+    return Html("uploaded.html", {"file": stored})
+
+
+async def _priced(visit: Visit, model: ModelDetails, given: Mapping[str, object]) -> dict[str, Any]:
+    quoted, _ = await visit.submit(quote, fields={"model": model.id, "input": given}, path={})
+    assert isinstance(quoted, QuoteBody | Refusal)
+    body = {"model": model.id, "input": given}
+    return {"quoted": quoted, "samples": create_samples(visit.call.deps.urls.base, body)}
+
+
+async def _model(visit: Visit) -> ModelDetails | Refusal:
+    found = await visit.read(list_models, ModelList)
+    if isinstance(found, Refusal):
+        return found
+    wanted = visit.form.get("model", "")
+    return next((each for each in found.data if each.id == wanted), None) or _no_model(wanted)
+
+
+def _no_model(model_id: str) -> Refusal:
+    message = f"There is no model {shown(model_id)} that runs."
+    return Refusal(code="model_not_found", message=message, param="model")
+
+
+def _attempted(visit: Visit) -> Mapping[str, str]:
+    """Return the fields of the form that is shown again."""
+    attempt = visit.call.attempt
+    return {} if attempt is None else attempt.fields

@@ -1,0 +1,87 @@
+"""The account's tasks: the list, and one task with its progress, its results, and what may be done with it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.http.endpoints.catalog import ModelDetails, ModelList, list_models
+from holdfast.http.endpoints.tasks.owners_tasks import (
+    cancel_own_task,
+    list_own_tasks,
+    read_own_task,
+    retry_own_task,
+)
+from holdfast.http.endpoints.tasks.usage_log import list_usage
+from holdfast.http.kit.calls import Auth
+from holdfast.http.schemas.tasks import TaskBody
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.task import TERMINAL
+from holdfast_console.account.inputs import takes_link
+from holdfast_console.forms import Message
+from holdfast_console.rendering import Html, Redirect
+from holdfast_console.views import ViewResult, ViewTable, Visit
+
+TASKS: Final = "/account/tasks"
+ONE: Final = f"{TASKS}/{{request_id}}"
+
+view = ViewTable(Auth.SESSION)
+
+
+@view(TASKS)
+async def tasks(visit: Visit) -> ViewResult:
+    """A page of the tasks, by the filters of the address."""
+    models = await visit.read(list_models, ModelList)
+    values = {
+        "tasks": await visit.read_list(list_own_tasks),
+        "models": [] if isinstance(models, Refusal) else [each.id for each in models.data if not each.priced_only],
+        "base": visit.call.deps.urls.base,
+    }
+    return Html("tasks.html", values, is_live=True)
+
+
+@view(f"{TASKS}.csv")
+async def tasks_file(visit: Visit) -> ViewResult:
+    """The usage log as a file, for the same filters."""
+    names = ("status", "model", "api_key_id", "from", "to")
+    return await visit.stream(
+        list_usage, query={"format": "csv", **{each: visit.parameter(each) for each in names}}
+    )
+
+
+@view(ONE)
+async def task(visit: Visit) -> ViewResult:
+    """One task."""
+    found = await visit.read(read_own_task, TaskBody, path=visit.path)
+    if isinstance(found, Refusal):
+        return found
+    models = await visit.read(list_models, ModelList)
+    known: list[ModelDetails] = [] if isinstance(models, Refusal) else models.data
+    values = {
+        "task": found,
+        "is_ended": found.status in TERMINAL,
+        "percent": next((each.percent for each in reversed(found.provider_progress) if each.percent), None),
+        "base": visit.call.deps.urls.base,
+        "editors": [each.id for each in known if each.status == "active" and takes_link(each.input_schema)],
+    }
+    return Html("task.html", values, is_live=found.status not in TERMINAL)
+
+
+@view(f"{ONE}/cancel", method="POST")
+async def cancel(visit: Visit) -> ViewResult:
+    """Cancel a task."""
+    done, _ = await visit.submit(cancel_own_task, fields={})
+    if isinstance(done, Refusal):
+        return done
+    return Redirect(
+        f"{TASKS}/{visit.path['request_id']}", Message("The task is canceled and costs nothing.", False)
+    )
+
+
+@view(f"{ONE}/retry", method="POST")
+async def retry(visit: Visit) -> ViewResult:
+    """Run a task again, as a new one."""
+    done, _ = await visit.submit(retry_own_task, fields={})
+    if isinstance(done, Refusal):
+        return done
+    assert isinstance(done, TaskBody)
+    return Redirect(f"{TASKS}/{done.request_id}", Message("The same task runs again.", False))
