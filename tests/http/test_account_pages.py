@@ -38,7 +38,12 @@ TASK_ID = "task_" + "1" * 32
 WEBHOOK_ID = "wh_" + "1" * 32
 HOSTILE = "<script>alert(1)</script>"
 OTHER_TOKEN = "hst_" + "B" * 43
-EXAMPLES = {"request_id": TASK_ID, "api_key_id": "key_" + "1" * 32, "webhook_id": WEBHOOK_ID, "event_id": "evt_" + "1" * 32}
+EXAMPLES = {
+    "request_id": TASK_ID,
+    "api_key_id": "key_" + "1" * 32,
+    "webhook_id": WEBHOOK_ID,
+    "event_id": "evt_" + "1" * 32,
+}
 """Parameters of paths, by their names."""
 PROTECTED = [view for view in SITE.views if view.auth is Auth.SESSION]
 FORMS = [view for view in PROTECTED if view.method == "POST"]

@@ -37,20 +37,15 @@ async def playground(visit: Visit) -> ViewResult:
     model = next((each for each in models if each.id == chosen), None)
     if model is None:
         return _no_model(chosen)
-    given = input_of(model.input_schema, _attempted(visit)) or {**(model.example_input or {})}
     link, name = visit.parameter("from"), link_field(model.input_schema)
-    if link and name is not None:
-        given[name] = link
-    values = {
-        "model": model,
-        "fields": [
-            each._replace(default=link) if link and each.name == f"{PREFIX}{name}" else each
-            for each in fields_of(model.input_schema, model.example_input)
-        ],
-        "link": name,
-        **await _priced(visit, model, given),
-    }
-    return Html("model.html", values)
+    fields = [
+        each._replace(default=link) if link and each.name == f"{PREFIX}{name}" else each
+        for each in fields_of(model.input_schema, model.example_input)
+    ]
+    attempt = visit.call.attempt
+    filled_in = {each.name: each.default for each in fields if each.default} if attempt is None else attempt.fields
+    priced = await _priced(visit, model, input_of(model.input_schema, filled_in))
+    return Html("model.html", {"model": model, "fields": fields, "is_new": attempt is None, **priced})
 
 
 @view(f"{PLAYGROUND}/price", method="POST", form_bytes_max=FORM_BYTES_MAX)
@@ -59,7 +54,9 @@ async def price(visit: Visit) -> ViewResult:
     model = await _model(visit)
     if isinstance(model, Refusal):
         return model
-    return Html("priced.html", await _priced(visit, model, input_of(model.input_schema, visit.form)))
+    return Html(
+        "priced.html", {"is_new": False} | await _priced(visit, model, input_of(model.input_schema, visit.form))
+    )
 
 
 @view(f"{PLAYGROUND}/run", method="POST", form_bytes_max=FORM_BYTES_MAX)
@@ -109,9 +106,3 @@ async def _model(visit: Visit) -> ModelDetails | Refusal:
 def _no_model(model_id: str) -> Refusal:
     message = f"There is no model {shown(model_id)} that runs."
     return Refusal(code="model_not_found", message=message, param="model")
-
-
-def _attempted(visit: Visit) -> Mapping[str, str]:
-    """Return the fields of the form that is shown again."""
-    attempt = visit.call.attempt
-    return {} if attempt is None else attempt.fields

@@ -57,8 +57,11 @@ const morph = (old, fresh) => {
   if (old.matches("time[data-ago]")) return;
   const kept = new Map();
   for (const child of old.children) if (child.id) kept.set(child.id, child);
+  const isOwn = (node) => node.nodeType === Node.ELEMENT_NODE && node.hasAttribute("data-own");
   let place = old.firstChild;
   for (const next of [...fresh.childNodes]) {
+    // What is the page's own stands for nothing else of the fresh one, such as a message that it has no more.
+    while (place && isOwn(place) && !isOwn(next)) place = place.nextSibling;
     const known = next.id ? kept.get(next.id) : undefined;
     if (known && known !== place) old.insertBefore(known, place);
     if (known) {
