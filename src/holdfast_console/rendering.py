@@ -146,7 +146,7 @@ def _new_key() -> str:
     return secrets.token_urlsafe(16)
 
 
-def html_response(templates: Environment, page: Html, *, now: datetime, **values: object) -> Response:
+def html_response(templates: Environment, page: Html, /, *, now: datetime, **values: object) -> Response:
     """Render a page. ``values`` are those of every page."""
     template = templates.get_template(page.template)
     text = template.render(

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import pytest
+from tests.event_streams import reading
 from tests.strict_html import StrictHtml
 
 from holdfast.actors.account.messages import SetAlerts
 from holdfast.actors.sign_in.messages import AdmitOrigin, CodeIssued, OriginAdmitted, RequestCode, SignedIn
+from holdfast.http.app import OPERATORS_ROUTES, PUBLIC_ROUTES, HoldfastApp
 from holdfast.http.kit.calls import Auth
 from holdfast.ledger.alerts.alerts import Alerts
 from holdfast.ledger.refusals import Refusal
@@ -27,8 +29,10 @@ from holdfast_console.account.access import cookie_name, set_cookie
 from holdfast_console.account.sign_in import EVENTS, SIGN_IN, SIGNED_IN_AGAIN
 from holdfast_console.account.site import NAVIGATION, SITE
 
+from .fake_rows import AwayRows
 from .identities import TOKEN
 from .page_reader import SAME_ORIGIN, PageReader, check_headers
+from .stage import in_process
 
 if TYPE_CHECKING:
     from tests.http.api import Api
@@ -311,3 +315,116 @@ async def test_a_form_of_an_earlier_session_is_shown_again(api: Api, owner: Acco
     assert stale.status_code == 403
     assert 'value="3"' in stale.text
     assert api.accounts.asked == []
+
+
+# ------------------------------------------------------------------------------------------ the overview
+
+
+async def test_the_overview_has_what_the_api_says(api: Api, owner: AccountReader) -> None:
+    for number, status in ((1, "processing"), (2, "review"), (3, "succeeded")):
+        await api.add_task(api.task(f"task_{number}" + "1" * 31, status=status, wake_at=None))
+    limit = {"limit_window": "day", "limit_micro": 7_000_000, "captured_micro": 1_500_000}
+    since = api.now.replace(hour=0)
+    await api.write(tables.account_limits.insert().values(account_id=api.account_id, window_start=since, **limit))
+    lot = {"account_id": api.account_id, "kind": "promotional", "source": "grant", "created_at": api.now}
+    ends = {"reference": "op_1", "amount_micro": 2_000_000, "expires_at": api.now + timedelta(days=3)}
+    await api.write(tables.credit_lots.insert().values(**lot, **ends, number=1))
+    await api.write(tables.accounts.update().values(lots="[]"))
+    page = await owner.read("/account")
+    for words in ("9.76", "0.24", "of 7.00, held included", "in 3 d", "2.00", "processing", "review"):
+        assert words in page.text, words
+    assert page.text.index("task_11111") < page.text.index("task_21111")
+    assert "task_31111" not in page.text
+    totals = (await owner.stage.call("GET", "/v2/control/account", credential=TOKEN)).json()
+    assert totals["available_balance"] in page.text
+
+
+async def test_what_a_first_call_lacks_is_shown_until_there_is_one(api: Api, owner: AccountReader) -> None:
+    await api.add_session(api.other_account_id, "ses_" + "2" * 32, OTHER_TOKEN)
+    new = AccountReader(api, SAME_ORIGIN)
+    new.take_cookie(OTHER_TOKEN)
+    page = (await new.read("/account")).text
+    assert ("Your first call" in page, page.count(": done")) == (True, 0)
+    page = (await owner.read("/account")).text
+    assert ("Your first call" in page, page.count(": done")) == (True, 2)
+    await api.add_task(api.task())
+    assert "Your first call" not in (await owner.read("/account")).text
+    # A page that is open keeps it, so that nothing below it moves.
+    owner.headers["X-Refresh"] = "first-call"
+    page = (await owner.read("/account")).text
+    assert ("Your first call" in page, page.count(": done")) == (True, 3)
+
+
+async def test_pages_say_what_is_not_available(api: Api, owner: AccountReader) -> None:
+    await owner.read("/account")
+    api.change(database=AwayRows())
+    page = await owner.get("/account")
+    assert page.status_code == 503
+    assert "The database is not available" in page.text
+
+
+async def test_a_hostile_address_is_shown_as_text(api: Api, owner: AccountReader) -> None:
+    hostile = tables.accounts.update().values(email="<script>alert(1)</script>\u202e@evil.example")
+    await api.write(hostile.where(tables.accounts.c.id == api.account_id))
+    for path in READ:
+        page = await owner.read(path)
+        assert "<script>alert(1)" in page.text
+    assert "<script>alert(1)" not in (await owner.get("/account")).text
+
+
+async def test_the_events_of_the_account_are_for_its_own_pages(api: Api, owner: AccountReader) -> None:
+    headers: dict[str, Any] = {
+        "Accept": "text/event-stream",
+        "Sec_Fetch_Site": "same-origin",
+        "Cookie": owner.headers["Cookie"],
+    }
+    async with api.serving() as url:
+        async with reading(url, None, path=EVENTS, **headers) as stream:
+            event = await stream.next()
+            assert event is not None
+            assert (event.fields["event"], event.data["available_balance"]) == ("account", "9.76")
+        for changed, status in (({"Sec_Fetch_Site": "same-site"}, 403), ({"Cookie": "a=b"}, 401)):
+            async with reading(url, None, path=EVENTS, status=status, **{**headers, **changed}):
+                pass
+
+
+# ---------------------------------------------------------------------------------------- for everybody
+
+
+@pytest.mark.parametrize("path", ["/", "/models"])
+async def test_a_browser_is_shown_what_this_is_and_costs(stage: Stage, path: str) -> None:
+    navigation = {"Accept": "text/html", "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    response = await stage.call("GET", path, headers=navigation)
+    check_headers(response)
+    page = StrictHtml(response.text)
+    assert (response.status_code, page.faults) == (200, [])
+    assert {"/account", "/models", "/docs"} <= {*page.links}
+
+
+async def test_prices_are_those_that_are_charged(stage: Stage) -> None:
+    listed = (await stage.call("GET", "/v2/models")).json()["data"]
+    page = (await stage.call("GET", "/models", headers={"Accept": "text/html"})).text
+    for model in listed:
+        assert model["id"] in page
+        if model["estimate"] is not None:
+            assert model["estimate"]["credits"] in page
+    image = next(model for model in listed if model["id"] == "studio/image-1")
+    assert f"<b>{image['estimate']['unit_price']}</b> per image" in page
+
+
+async def test_each_listener_has_its_own_pages(stage: Stage) -> None:
+    browser = {"Accept": "text/html"}
+    operators = in_process(HoldfastApp(stage.deps, OPERATORS_ROUTES))
+    public = in_process(HoldfastApp(stage.deps, PUBLIC_ROUTES))
+    root = await operators.get("/", headers=browser)
+    assert (root.status_code, root.headers["Location"]) == (303, "/ops")
+    for path, status in (("/account", 404), ("/account/sign-in", 404), ("/models", 404), ("/ops/sign-in", 200)):
+        assert (await operators.get(path, headers=browser)).status_code == status
+    for path, status in (
+        ("/", 200),
+        ("/account/sign-in", 200),
+        ("/models", 200),
+        ("/ops", 404),
+        ("/ops/sign-in", 404),
+    ):
+        assert (await public.get(path, headers=browser)).status_code == status

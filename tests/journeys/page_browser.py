@@ -1,4 +1,4 @@
-"""A browser for the operators' pages, and pictures of them.
+"""A browser for the pages, and pictures of those of operators.
 
 ``python tests/journeys/page_browser.py URL TOKEN FOLDER [PATH…]`` takes a picture of each page of a running
 service, on a phone and on a desktop, in light and in dark.
@@ -74,9 +74,20 @@ FAULTS_OF_A_PAGE = """() => {
     const name = control.getAttribute("aria-label") || control.textContent.trim() || control.closest("label");
     if (!name) faults.push(`no name: ${control.outerHTML.slice(0, 80)}`);
   }
+  const count = (selector) => document.querySelectorAll(selector).length;
+  for (const [what, selector] of [["h1", "h1"], ["main", "main"]]) {
+    if (count(selector) !== 1) faults.push(`${count(selector)} of ${what}`);
+  }
+  const ids = [...document.querySelectorAll("[id]")].map((each) => each.id);
+  for (const id of new Set(ids.filter((each, place) => ids.indexOf(each) !== place))) faults.push(`two of #${id}`);
+  for (const each of document.querySelectorAll("table")) {
+    if (!each.querySelector("th[scope]")) faults.push("a table without headers");
+  }
   return faults;
 }"""
-"""What a reader would stumble over: a page that is too wide, text that is too pale, controls without a name."""
+"""What a reader would stumble over: a page that is too wide, text that is too pale, controls without a name, and
+what a screen reader needs: one heading of the page and one main part, ids that are unique, and headers of tables.
+"""
 
 
 @contextmanager

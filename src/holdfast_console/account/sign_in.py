@@ -95,8 +95,8 @@ async def take_sign_in(visit: Visit) -> ViewResult:
     if "otp" not in form or "resend" in form:
         sent, _ = await visit.submit(request_code, fields={"email": email})
         if isinstance(sent, Refusal):
-            wait = None if sent.retry_after_s is None else now + timedelta(seconds=sent.retry_after_s)
-            return shown(refusal=sent, resend_at=wait)
+            wait_s = sent.retry_after_s
+            return shown(refusal=sent, resend_at=wait_s and now + timedelta(seconds=wait_s))
         assert isinstance(sent, CodeSent)
         resend_at = now + timedelta(seconds=settings.otp_resend_s)
         return shown(otp_id=sent.otp_id, debug_otp=sent.debug_otp, resend_at=resend_at)

@@ -73,6 +73,7 @@ class AccountSite(Site):
             "csrf_token": csrf_token(call.token, call.deps.settings),
             "is_production": call.deps.settings.is_production,
             "live": {"events": EVENTS},
+            "page": self._existing,
         }
 
     @functools.cached_property
@@ -80,6 +81,10 @@ class AccountSite(Site):
         """The entries whose pages exist."""
         shown = [(title, [each for each in entries if self.page_at(each.path)]) for title, entries in NAVIGATION]
         return [(title, entries) for title, entries in shown if entries]
+
+    def _existing(self, address: str) -> str | None:
+        """Return the address of a page for a link, None if there is none."""
+        return None if self.page_at(address) is None else address
 
     def sign_in_again(self, visit: Visit, /) -> ViewResult:
         """Ask to sign in, and keep the form meanwhile; its page shows it afterwards as it was filled in."""

@@ -117,7 +117,9 @@ const refresh = async () => {
   refreshing = true;
   try {
     const signal = AbortSignal.timeout(ANSWER_MS);
-    const response = await fetch(location.href, { headers: { "X-Refresh": "1" }, redirect: "error", signal });
+    // What stays is shown for as long as the page, so that nothing below it moves.
+    const stays = [...main.querySelectorAll("[data-stays]")].map((each) => each.id).join(" ");
+    const response = await fetch(location.href, { headers: { "X-Refresh": stays || "1" }, redirect: "error", signal });
     if (response.status === 401) {
       signedOut();
       return;

@@ -1,0 +1,172 @@
+"""The account's own pages in a browser, on a running service.
+
+A page that is added is looked at by itself (``PATHS``); one at a path with parameters by a test of its own, with
+``FAULTS_OF_A_PAGE``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Response, Route, expect
+
+from holdfast.http.kit.calls import Auth
+from holdfast_console.account.sign_in import EVENTS
+from holdfast_console.account.site import SITE
+
+from .account_pages import AccountPages, bearer_of, open_account_pages, sign_in
+from .page_browser import FAULTS_OF_A_PAGE, Scheme
+from .quiet_provider import MODEL
+from .service_process import Service
+
+PUBLIC = ("/", "/models")
+PATHS = (
+    *PUBLIC,
+    *(
+        view.path
+        for view in SITE.views
+        if view.method == "GET" and view.auth is Auth.SESSION and "{" not in view.path and view.path != EVENTS
+    ),
+)
+BYTES_MAX = 100_000
+"""The most bytes of a page without its pictures."""
+NO_PICTURE = re.compile(r"text/|javascript")
+
+WATCH_SHIFTS = """() => {
+  window.shifts = [];
+  const note = (list) => list.getEntries().forEach((each) => window.shifts.push(
+    each.sources.map((source) => source.node?.outerHTML?.slice(0, 80))));
+  new PerformanceObserver(note).observe({type: "layout-shift", buffered: true});
+}"""
+
+
+@pytest.fixture
+def pages(quiet_service: Service, browser: Browser) -> Iterator[AccountPages]:
+    """The pages of the shared service."""
+    with open_account_pages(quiet_service, browser) as pages:
+        yield pages
+
+
+@pytest.mark.parametrize("screen", ["phone", "desktop"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.slow
+def test_pages_fit_their_screen_can_be_read_and_are_small(pages: AccountPages, screen: str, scheme: Scheme) -> None:
+    page = pages.page(screen=screen, scheme=scheme)
+    found: dict[str, object] = {}
+    sizes: list[int] = []
+
+    def measure(response: Response) -> None:
+        if NO_PICTURE.search(response.headers.get("content-type", "")) and EVENTS not in response.url:
+            sizes.append(len(response.body()))
+
+    def look(name: str) -> None:
+        if faults := page.evaluate(FAULTS_OF_A_PAGE):
+            found[name] = faults
+
+    page.goto("/account/settings")
+    look("sign-in")
+    page.get_by_label("E-mail address").fill("no-address@x")
+    page.get_by_role("button", name="Send the code").click()
+    expect(page.get_by_role("alert")).to_contain_text("is not valid")
+    look("refused address")
+    sign_in(page)
+    page.wait_for_url("**/account/settings")
+    bearer = bearer_of(page)
+    pages.api(page, "POST", "/v2/control/sandbox/recharge", json={"amount": "3.00"})
+    key = pages.api(page, "POST", "/v2/control/api-keys", json={})["api_key"]
+    task = {"model": MODEL, "input": {"prompt": "a dog"}}
+    pages.http.post("/v2/task/create", json=task, headers={"Authorization": f"Bearer {key}"})
+    assert bearer
+    for path in PATHS:
+        sizes.clear()
+        page.on("response", measure)
+        page.goto(path)
+        page.remove_listener("response", measure)
+        look(path)
+        if sum(sizes) > BYTES_MAX:
+            found[f"bytes of {path}"] = sum(sizes)
+    assert found == {}
+
+
+def test_an_account_is_shown_as_it_changes_and_nothing_moves(pages: AccountPages) -> None:
+    page = pages.owner()
+    expect(page.locator("#live-status")).to_have_text("live")
+    available = page.locator(".tile").filter(has_text="Available")
+    expect(available).to_contain_text("0.00")
+    page.evaluate(WATCH_SHIFTS)
+    pages.api(page, "POST", "/v2/control/sandbox/recharge", json={"amount": "3.00"})
+    expect(available).to_contain_text("3.00")
+    key = pages.api(page, "POST", "/v2/control/api-keys", json={})["api_key"]
+    bearer = {"Authorization": f"Bearer {key}"}
+    task = {"model": MODEL, "input": {"prompt": "a dog"}}
+    created = pages.http.post("/v2/task/create", json=task, headers=bearer).json()["request_id"]
+    row = page.locator(f"#{created}")
+    expect(row).to_contain_text(re.compile(r"queued|processing"))
+    assert page.evaluate("window.shifts") == []
+    pages.http.post(f"/v2/task/{created}/cancel", headers=bearer)
+    expect(row).to_have_count(0)
+
+
+def test_a_form_outlives_its_session(pages: AccountPages) -> None:
+    page = pages.owner("/account/settings")
+    page.get_by_label("Alert me when less credit").fill("7.5")
+    email = page.locator(".who strong").inner_text()
+    other = page.context.new_page()
+    other.goto("/account")
+    other.get_by_role("button", name="Sign out").click()
+    expect(other.get_by_role("status")).to_contain_text("You are signed out.")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("status")).to_contain_text("is kept")
+    sign_in(page, email)
+    expect(page.get_by_role("alert")).to_contain_text("Nothing was done yet")
+    page.wait_for_url("**/account/settings")
+    expect(page.get_by_label("Alert me when less credit")).to_have_value("7.5")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("status")).to_contain_text("The alerts are set.")
+    assert pages.api(page, "GET", "/v2/control/alerts")["balance_below"] == "7.50"
+
+
+def test_everything_works_without_scripts_and_by_the_keyboard(pages: AccountPages) -> None:
+    page = pages.page(has_script=False)
+    page.goto("/account/settings")
+    page.keyboard.type("kb@example.com")
+    page.keyboard.press("Enter")
+    code = page.locator("form code").inner_text()
+    page.keyboard.type(code)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/account/settings")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    expect(page.locator("main").get_by_role("button", name="Sign out")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/account/sign-in")
+    page.goto("/account")
+    expect(page.get_by_label("E-mail address")).to_be_visible()
+
+
+def test_pages_of_another_origin_get_and_change_nothing(pages: AccountPages) -> None:
+    page = pages.owner("/account/settings")
+    token = page.locator("input[name=csrf_token]").first.get_attribute("value")
+    target = f"{pages.url}/account/settings/alerts"
+    stolen = f"""<form method=post action="{target}"><input name=csrf_token value="{token}">
+        <input name=balance_below value=9></form><iframe src="{pages.url}/account"></iframe>"""
+
+    def serve(route: Route) -> None:
+        route.fulfill(body=stolen, content_type="text/html")
+
+    # The same host with another port is another origin, but the same site: the browser sends the cookie along.
+    evil = page.context.new_page()
+    evil.route("http://127.0.0.1:1/**", serve)
+    evil.goto("http://127.0.0.1:1/")
+    expect(evil.frame_locator("iframe").locator("#main")).to_have_count(0)
+    read = """async (url) => { try { return await (await fetch(url, {credentials: "include"})).text() }
+        catch (refused) { return "refused" } }"""
+    for path in ("/account", EVENTS, "/v2/control/session"):
+        assert evil.evaluate(read, f"{pages.url}{path}") == "refused"
+    evil.evaluate("document.forms[0].submit()")
+    expect(evil.get_by_text("Not allowed")).to_be_visible()
+    assert pages.api(page, "GET", "/v2/control/alerts")["balance_below"] is None
