@@ -1,1 +1,1 @@
-"""The operators' pages: HTML of what the operators' endpoints return, and forms for their actions."""
+"""Pages: HTML of what endpoints return, and forms for what they do, for accounts and for operators."""

@@ -17,7 +17,7 @@ from quart import Response
 from holdfast.http.kit.values import shown
 from holdfast.ledger.refusals import Refusal
 from holdfast_console import formats
-from holdfast_console.forms import Attempt, Message
+from holdfast_console.forms import FormAttempt, Message
 
 CONTENT_TYPES: Final = {
     "css": "text/css; charset=utf-8",
@@ -105,7 +105,7 @@ class Again:
     """The page at ``address``, with a form of it as it was filled in, and why it was not done."""
 
     address: str
-    attempt: Attempt
+    attempt: FormAttempt
     status: int = 200
     headers: Headers = ()
 

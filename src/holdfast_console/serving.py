@@ -19,7 +19,7 @@ from holdfast.http.kit.requests import HoldfastRequest, current_request_id
 from holdfast.http.kit.routes import EVENT_STREAM
 from holdfast.ledger.clock import format_time, utc_now
 from holdfast.ledger.refusals import Refusal
-from holdfast_console.forms import MESSAGE_COOKIE, Attempt, message_cookie, parse_form, read_message
+from holdfast_console.forms import MESSAGE_COOKIE, FormAttempt, message_cookie, parse_form, read_message
 from holdfast_console.rendering import HEADERS, Again, Html, Redirect, html_response
 from holdfast_console.sites import Site, again_of
 from holdfast_console.views import PageCall, View, ViewHandler, ViewResult, Visit
@@ -86,7 +86,7 @@ async def _respond(site: Site, visit: Visit, result: ViewResult) -> Response:
     return response
 
 
-async def _page_again(site: Site, visit: Visit, address: str, attempt: Attempt, status: int) -> Html:
+async def _page_again(site: Site, visit: Visit, address: str, attempt: FormAttempt, status: int) -> Html:
     """Return a page of the site with a form on it that was attempted."""
     page = site.page_at(address)
     assert page is not None, "only pages that exist are shown again"
@@ -128,7 +128,7 @@ async def _admit(site: Site, call: PageCall) -> Refusal | None:
             return parsed
         call.form = parsed
     if call.route.auth is Auth.NONE:
-        # Also who signs in must mean to: a page elsewhere could sign a browser in as somebody else.
+        # Also who signs in must mean to: a page elsewhere could sign a browser in as another.
         return refuse_cross_origin(request.method, request.headers, settings, has_cookie=True)
     return await site.identify(call)
 

@@ -13,12 +13,12 @@ from jinja2 import Environment
 from holdfast.http.kit.errors import row_of
 from holdfast.http.kit.extensions import modules_below
 from holdfast.ledger.refusals import Refusal
-from holdfast_console.forms import Attempt
+from holdfast_console.forms import FormAttempt
 from holdfast_console.rendering import Again, environment
 from holdfast_console.views import PageCall, View, ViewHandler, ViewResult, ViewTable, Visit
 
 
-class Page(NamedTuple):
+class FoundPage(NamedTuple):
     """A page, with the parameters of its path."""
 
     handler: ViewHandler
@@ -48,13 +48,13 @@ class Site(ABC):
         """The site's templates."""
         return environment(self._folder, self.root, **self._names)
 
-    def page_at(self, address: str) -> Page | None:
+    def page_at(self, address: str) -> FoundPage | None:
         """Return the page at an address, which may have a query; None if there is none below the root."""
         path = address.partition("?")[0]
         for view in self.views:
             found = re.fullmatch(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", re.escape(view.path)), path)
             if found and view.method == "GET" and path.startswith(self.root):
-                return Page(view.handler, found.groupdict())
+                return FoundPage(view.handler, found.groupdict())
         return None
 
     @abstractmethod
@@ -75,5 +75,5 @@ def again_of(site: Site, visit: Visit, refusal: Refusal) -> Again | None:
     address = visit.return_to
     if visit.call.request.method != "POST" or site.page_at(address) is None or visit.call.attempt is not None:
         return None
-    attempt = Attempt(visit.call.request.path, visit.form, refusal.message, refusal.param, refusal.code)
+    attempt = FormAttempt(visit.call.request.path, visit.form, refusal.message, refusal.param, refusal.code)
     return Again(address, attempt, row_of(refusal.code).status)

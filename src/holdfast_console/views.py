@@ -30,7 +30,7 @@ from holdfast_console.forms import (
     FORM_BYTES_MAX,
     IDEMPOTENCY_FIELD,
     RETURN_FIELD,
-    Attempt,
+    FormAttempt,
     body_of_form,
 )
 from holdfast_console.rendering import Again, Headers, Html, Redirect
@@ -66,7 +66,7 @@ class PageCall(Call):
         self.form: Mapping[str, str] = {}
         self.address = request.full_path.rstrip("?")
         self.args = request.args.to_dict()
-        self.attempt: Attempt | None = None
+        self.attempt: FormAttempt | None = None
         self.token = ""
 
     @property
@@ -86,7 +86,7 @@ class PageCall(Call):
         assert isinstance(found, SessionRecord | Refusal)
         return found
 
-    def turn_to(self, address: str, path: Mapping[str, str], attempt: Attempt) -> None:
+    def turn_to(self, address: str, path: Mapping[str, str], attempt: FormAttempt) -> None:
         """Show the page at an address instead, with a form that was attempted on it."""
         self.address, self.path, self.attempt = address, {**path}, attempt
         self.args = dict(parse_qsl(urlsplit(address).query))

@@ -229,7 +229,7 @@ async def test_a_refused_code_says_so_and_how_long_to_wait(api: Api) -> None:
     assert fields_of(early.text)["otp_id"] == form["otp_id"]
 
 
-async def test_pages_of_other_origins_sign_nobody_in(api: Api) -> None:
+async def test_pages_of_other_origins_begin_no_session(api: Api) -> None:
     stranger = AccountReader(api, SAME_ORIGIN)
     for changed in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
         stolen = await stranger.send(SIGN_IN, changed, **sign_in_succeeds(api))

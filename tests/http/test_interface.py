@@ -199,7 +199,7 @@ async def test_the_operators_document_needs_their_credential(stage: Stage) -> No
     assert (await stage.call("GET", f"/ops/docs/{SCRIPT}")).status_code == 200
 
 
-async def test_a_browser_without_a_path_is_told_what_this_is(stage: Stage) -> None:
+async def test_a_browser_without_a_path_is_shown_what_this_is(stage: Stage) -> None:
     browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8", "Sec-Fetch-Site": "cross-site"}
     browser |= {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     response = await stage.call("GET", "/", headers=browser)

@@ -31,7 +31,7 @@ UNFINISHED: Final = ("processing", "queued", "review")
 view = ViewTable(Auth.SESSION)
 
 
-class Spending(NamedTuple):
+class WindowSpending(NamedTuple):
     """What was spent in a window, and its limit, if there is one, in which what is held counts too."""
 
     title: str
@@ -72,7 +72,7 @@ async def overview(visit: Visit) -> ViewResult:
     return Html("overview.html", values, is_live=True)
 
 
-async def _spending(visit: Visit) -> Refusal | list[Spending]:
+async def _spending(visit: Visit) -> Refusal | list[WindowSpending]:
     """Return what was spent today and this month, and in other windows that have a limit."""
     found = await visit.read(read_limits, AccountLimitList)
     if isinstance(found, Refusal):
@@ -91,14 +91,14 @@ async def _spending(visit: Visit) -> Refusal | list[Spending]:
         elif since is not None:
             query = {"group_by": "status", "from": format_time(since)}
             totals = await visit.read(sum_usage, UsageTotals, query=query)
-            spent.append(Spending(title, None if isinstance(totals, Refusal) else totals.cost_credits))
+            spent.append(WindowSpending(title, None if isinstance(totals, Refusal) else totals.cost_credits))
     return spent
 
 
-def _limited(title: str, limit: AccountLimit) -> Spending:
+def _limited(title: str, limit: AccountLimit) -> WindowSpending:
     """Return what was spent of a limit: the lower one of the owner's and the operator's counts."""
     most = min((each for each in (limit.credits, limit.ceiling) if each is not None), key=Decimal)
-    return Spending(title, limit.spent, most, limit.resets_at, Decimal(limit.spent) >= Decimal(most))
+    return WindowSpending(title, limit.spent, most, limit.resets_at, Decimal(limit.spent) >= Decimal(most))
 
 
 def _expiring(lots: Sequence[CreditLotBody], now: datetime) -> Expiring | None:

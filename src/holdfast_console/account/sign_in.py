@@ -14,7 +14,7 @@ from holdfast.http.schemas.common import CodeSent, Verified
 from holdfast.ledger.refusals import Refusal
 from holdfast_console.account.access import read_cookie, set_cookie
 from holdfast_console.formats import duration_text
-from holdfast_console.forms import FORM_BYTES_MAX, RETURN_FIELD, Attempt, Message, local_path
+from holdfast_console.forms import FORM_BYTES_MAX, RETURN_FIELD, FormAttempt, Message, local_path
 from holdfast_console.rendering import Again, Html, Redirect, static_response
 from holdfast_console.views import ViewResult, ViewTable, Visit
 
@@ -109,7 +109,7 @@ async def take_sign_in(visit: Visit) -> ViewResult:
     if not kept:
         return Redirect(return_to, headers=headers)
     await call.identify_session(begun.session.token)
-    attempt = Attempt(form.get(KEPT_ACTION, ""), kept, SIGNED_IN_AGAIN)
+    attempt = FormAttempt(form.get(KEPT_ACTION, ""), kept, SIGNED_IN_AGAIN)
     return Again(return_to, attempt, headers=headers)
 
 

@@ -18,26 +18,29 @@ from holdfast_console.sites import Site
 from holdfast_console.views import PageCall, ViewResult, Visit
 
 
-class Entry(NamedTuple):
+class NavigationEntry(NamedTuple):
     """One line of the navigation."""
 
     path: str
     title: str
 
 
-NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
-    ("", (Entry(ROOT, "Overview"), Entry(f"{ROOT}/buy", "Buy credit"))),
+NAVIGATION: Final[tuple[tuple[str, tuple[NavigationEntry, ...]], ...]] = (
+    ("", (NavigationEntry(ROOT, "Overview"), NavigationEntry(f"{ROOT}/buy", "Buy credit"))),
     (
         "Develop",
         (
-            Entry(f"{ROOT}/keys", "Keys"),
-            Entry(f"{ROOT}/webhooks", "Webhooks"),
-            Entry(f"{ROOT}/playground", "Playground"),
+            NavigationEntry(f"{ROOT}/keys", "Keys"),
+            NavigationEntry(f"{ROOT}/webhooks", "Webhooks"),
+            NavigationEntry(f"{ROOT}/playground", "Playground"),
         ),
     ),
-    ("Activity", (Entry(f"{ROOT}/tasks", "Tasks"), Entry(f"{ROOT}/usage", "Usage"))),
-    ("Billing", (Entry(f"{ROOT}/receipts", "Receipts"), Entry(f"{ROOT}/statement", "Statement"))),
-    ("", (Entry(f"{ROOT}/settings", "Settings"),)),
+    ("Activity", (NavigationEntry(f"{ROOT}/tasks", "Tasks"), NavigationEntry(f"{ROOT}/usage", "Usage"))),
+    (
+        "Billing",
+        (NavigationEntry(f"{ROOT}/receipts", "Receipts"), NavigationEntry(f"{ROOT}/statement", "Statement")),
+    ),
+    ("", (NavigationEntry(f"{ROOT}/settings", "Settings"),)),
 )
 
 
@@ -77,7 +80,7 @@ class AccountSite(Site):
         }
 
     @functools.cached_property
-    def _navigation(self) -> list[tuple[str, list[Entry]]]:
+    def _navigation(self) -> list[tuple[str, list[NavigationEntry]]]:
         """The entries whose pages exist."""
         shown = [(title, [each for each in entries if self.page_at(each.path)]) for title, entries in NAVIGATION]
         return [(title, entries) for title, entries in shown if entries]
