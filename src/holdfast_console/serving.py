@@ -19,7 +19,7 @@ from holdfast.http.kit.requests import HoldfastRequest, current_request_id
 from holdfast.http.kit.routes import EVENT_STREAM
 from holdfast.ledger.clock import format_time, utc_now
 from holdfast.ledger.refusals import Refusal
-from holdfast_console.forms import MESSAGE_COOKIE, FormAttempt, message_cookie, parse_form, read_message
+from holdfast_console.forms import MESSAGE_COOKIE, FormAttempt, message_cookie, read_message
 from holdfast_console.rendering import HEADERS, Again, Html, Redirect, html_response
 from holdfast_console.sites import Site, again_of
 from holdfast_console.views import PageCall, View, ViewHandler, ViewResult, Visit
@@ -43,16 +43,19 @@ async def serve_view(
     """Serve one request. Faults are shown as pages too, to who is signed in with the navigation."""
     if view.is_for_browsers and "text/html" not in request.headers.get("Accept", ""):
         raise NotFound
+    call = PageCall(deps, view, request, path)
+    visit = Visit(call)
     try:
-        visit = Visit(PageCall(deps, view, request, path))
-        refusal = await _admit(site, visit.call)
+        refusal = await _admit(site, call)
         if refusal is MAY_ONLY_READ:
-            await record_refused_action(visit.call)
+            await record_refused_action(call)
         if refusal is not None:
             return await _refuse(site, visit, refusal)
         return await _respond(site, visit, await _result_of(view.handler, visit))
     except Exception as fault:
         return _alone(site, _refusal_of(fault, request))
+    finally:
+        call.release_body()
 
 
 async def redirect_to(path: str, _deps: Dependencies, _request: HoldfastRequest, _path: dict[str, str]) -> Response:
@@ -122,11 +125,9 @@ async def _admit(site: Site, call: PageCall) -> Refusal | None:
     request, settings = call.request, call.deps.settings
     assert isinstance(call.route, View)
     if request.method == "POST" and not call.route.is_upload:
-        raw = await request.read_body(call.route.form_bytes_max)
-        parsed = parse_form(raw, request.headers.get("Content-Type"))
-        if isinstance(parsed, Refusal):
-            return parsed
-        call.form = parsed
+        refusal = await call.read_form()
+        if refusal is not None:
+            return refusal
     if call.route.auth is Auth.NONE:
         # Also who signs in must mean to: a page elsewhere could sign a browser in as another.
         return refuse_cross_origin(request.method, request.headers, settings, has_cookie=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -32,6 +33,7 @@ from holdfast_console.forms import (
     RETURN_FIELD,
     FormAttempt,
     body_of_form,
+    parse_form,
 )
 from holdfast_console.rendering import Again, Headers, Html, Redirect
 
@@ -85,6 +87,25 @@ class PageCall(Call):
             self._session, self.token = found, token
         assert isinstance(found, SessionRecord | Refusal)
         return found
+
+    async def read_form(self) -> Refusal | None:
+        """Read the form that was sent; one that may be large is counted in memory until the request ends."""
+        view, count = self.route, None
+        assert isinstance(view, View)
+        with ExitStack() as opened:
+            held = self._hold_body() if view.form_bytes_max > FORM_BYTES_MAX else None
+            if held is not None:
+                opened.enter_context(held.preparation)
+                count = held.add
+            raw = await self.request.read_body(view.form_bytes_max, count)
+        refusal = None if held is None else held.begin_request()
+        if refusal is not None:
+            return refusal
+        form = parse_form(raw, self.request.headers.get("Content-Type"))
+        if isinstance(form, Refusal):
+            return form
+        self.form = form
+        return None
 
     def turn_to(self, address: str, path: Mapping[str, str], attempt: FormAttempt) -> None:
         """Show the page at an address instead, with a form that was attempted on it."""

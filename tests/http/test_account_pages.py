@@ -309,6 +309,14 @@ async def test_a_form_outlives_its_session(api: Api, owner: AccountReader) -> No
     assert (await owner.send(ALERTS, csrf_token=found[1], **sent)).status_code == 303
 
 
+async def test_a_large_form_is_kept_too(api: Api) -> None:
+    stranger = AccountReader(api, SAME_ORIGIN)
+    api.sign_ins.answer = issue
+    kept = {"kept.prompt": "x" * 250_000, "email": "ada@example.com"}
+    assert len(fields_of((await stranger.send(SIGN_IN, **kept)).text)["kept.prompt"]) == 250_000
+    assert (await stranger.send(SIGN_IN, **kept, **{"kept.more": "x" * 100_000})).status_code == 413
+
+
 async def test_a_form_of_an_earlier_session_is_shown_again(api: Api, owner: AccountReader) -> None:
     """Who signs out and in again in one tab finds what was typed in the other."""
     stale = await owner.send(ALERTS, csrf_token="of-another", return_to="/account/settings", balance_below="3")

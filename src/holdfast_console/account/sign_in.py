@@ -27,7 +27,8 @@ KEPT: Final = "kept."
 KEPT_ACTION: Final = "kept_action"
 NOT_KEPT: Final = frozenset({"code", "otp", "token", "secret", "api_key", "password"})
 """Fields that are secrets: they are not sent to the browser again."""
-KEPT_BYTES_MAX: Final = 8 * FORM_BYTES_MAX
+KEPT_BYTES_MAX: Final = 18 * FORM_BYTES_MAX
+"""The largest form of all pages, and what the sign-in adds."""
 
 SIGNED_IN_AGAIN: Final = "You are signed in again. Nothing was done yet: look at the form, and send it again."
 
