@@ -39,6 +39,8 @@ class FakeCard:
 
     fault: CardFault | None = None
     asked: list[tuple[str, str, int, str, str]] = field(default_factory=list)
+    payers: list[str | None] = field(default_factory=list)
+    """The customers whose cards may pay, one for each time."""
     refunds: dict[tuple[str, str], RefundMade] = field(default_factory=dict)
     """The refunds by payment and key."""
     customers: list[str] = field(default_factory=list)
@@ -47,8 +49,16 @@ class FakeCard:
     """The saved cards, by id."""
 
     async def create_intent(
-        self, order_id: str, account_id: str, amount_minor: int, currency: str, *, env: str
+        self,
+        order_id: str,
+        account_id: str,
+        amount_minor: int,
+        currency: str,
+        *,
+        env: str,
+        customer_id: str | None = None,
     ) -> IntentCreated:
+        self.payers.append(customer_id)
         self.asked.append((order_id, account_id, amount_minor, currency, env))
         if self.fault is not None:
             raise self.fault

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tests.http.page_reader import PageReader
 
 SETUP, CARDS, TOP_UP = "/v2/control/cards/setup", "/v2/control/cards", "/v2/control/auto-top-up"
+ORDERS = "/v2/control/payments/cardprovider"
 WEBHOOK = "/v2/control/payments/cardprovider/webhook"
 SECRET = "card-webhook-secret"
 BODY = {"below": "5.00", "amount": "10.00", "max_per_day": 2, "max_per_month": 10, "enabled": True}
@@ -75,6 +76,19 @@ async def test_it_is_off_before_anything_is_set(api: Api) -> None:
             "disabled_at": None,
         }
     assert (await api.as_session("GET", CARDS)).json() == {"data": []}
+
+
+@pytest.mark.parametrize(
+    ("fields", "payer"), [({}, "cus_1"), ({"cards": ()}, None), ({"livemode": True}, None)]
+)  # fmt: skip
+async def test_saved_cards_can_pay_an_order(api: Api, fields: dict[str, Any], payer: str | None) -> None:
+    rules, (provider, _) = api.use_order_rules(), api.configure_card()
+    await store(api, known(api, **fields))
+    created = (await api.as_session("POST", ORDERS, json={"amount": "10.00"})).json()
+    again = await api.as_session("POST", f"/v2/control/payments/{created['order_id']}/client-secret")
+    assert again.status_code == 200
+    assert provider.payers == [payer, payer]
+    assert rules.orders[created["order_id"]].request.customer_id == payer
 
 
 async def test_what_is_set_is_shown(api: Api) -> None:

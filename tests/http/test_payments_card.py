@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -306,3 +307,47 @@ async def test_a_live_order_is_not_paid_by_a_test_payment(api: Api, rules: Order
     order = (await create(api)).json()
     body = (await send(api, paid_event(order))).json()
     assert (body["status"], body["risk_status"]) == ("held", "mismatch")
+
+
+CONTINUE = "/v2/control/payments/{}/client-secret"
+
+
+async def test_an_order_is_paid_from_a_page_that_is_opened_again(
+    api: Api, rules: OrderRules, fakes: tuple[FakeCard, FakeUnmatchedEvents]
+) -> None:
+    created = (await create(api, "12.34")).json()
+    again = await api.as_session("POST", CONTINUE.format(created["order_id"]))
+    assert again.status_code == 200
+    assert again.json() == created
+    card, _ = fakes
+    card.fault = CardTimeout("too slow")
+    refused(await api.as_session("POST", CONTINUE.format(created["order_id"])), 504, "provider_timeout")
+    card.fault = None
+    failed = event("payment_intent.payment_failed", paid_event(created)["data"]["object"], "evt_failed")
+    failed["data"]["object"] |= {
+        "status": "requires_payment_method",
+        "amount_received": 0,
+        "last_payment_error": {"code": "card_declined"},
+    }
+    assert (await send(api, failed)).json()["status"] == "failed"
+    after = await api.as_session("POST", CONTINUE.format(created["order_id"]))
+    assert (after.status_code, after.json()["client_secret"]) == (200, created["client_secret"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code"),
+    [
+        ({"provider": "sandbox", "sandbox_event_id": "evt_1", "signed_at": 0}, 409, "payment_order_not_payable"),
+        ({"provider": "cardprovider", "origin": "top_up"}, 409, "payment_order_not_payable"),
+        ({"provider": "cardprovider", "expired_s": 0}, 409, "payment_order_expired"),
+        ({"provider": "cardprovider", "account_id": "acct_" + "9" * 32}, 404, "payment_order_not_found"),
+    ],
+)
+async def test_an_order_that_cannot_be_paid_has_no_secret(
+    api: Api, fakes: tuple[FakeCard, FakeUnmatchedEvents], fields: dict[str, Any], status: int, code: str
+) -> None:
+    expired_s = fields.pop("expired_s", -60)
+    order = api.order(**fields, expires_at=api.now - timedelta(seconds=expired_s))
+    await api.add_order(order)
+    refused(await api.as_session("POST", CONTINUE.format(order.order_id)), status, code)
+    assert fakes[0].asked == []

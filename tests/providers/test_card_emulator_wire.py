@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import stripe
 from tests.running_bank import CARD_KEY, RunningBank
 
 from holdfast.providers.card.stripe_adapter import TrioHttp
+from holdfast_emulators.card.intents import CARDS, SAVED_CARDS
 from holdfast_emulators.card.state import ApiError
 from holdfast_emulators.card.wire import parse_form
 
@@ -178,3 +182,75 @@ def test_forms_nest_by_their_brackets() -> None:
 def test_malformed_forms_are_refused(raw: bytes) -> None:
     with pytest.raises(ApiError):
         parse_form(raw)
+
+
+PUBLIC = {"Authorization": "Bearer pk_test_anything"}
+BACK = "https://shop.example/account/buy/ord_1"
+
+
+async def confirm(bank: RunningBank, secret: str, test_card: str, **more: str) -> Any:
+    """What the frame of the provider's script posts; the response."""
+    form = {"client_secret": secret, "payment_method": test_card, **more}
+    path = f"/v1/payment_intents/{secret.partition('_secret_')[0]}/confirm"
+    return await bank.http.post(path, data=form, headers=PUBLIC)
+
+
+@pytest.mark.parametrize(
+    ("action", "status", "error"),
+    [
+        ("pay", "succeeded", None),
+        ("fail_authentication", "requires_payment_method", "payment_intent_authentication_failure"),
+    ],
+)
+async def test_a_cardholder_is_sent_to_the_page_that_asks_for_approval(
+    bank: RunningBank, action: str, status: str, error: str | None
+) -> None:
+    created = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
+    for _ in range(2):
+        # One who leaves that page may begin again.
+        asked = await confirm(bank, created.client_secret, "pm_card_threeDSecure2Required", return_url=BACK)
+    redirect = asked.json()["next_action"]["redirect_to_url"]
+    address, _, named = redirect["url"].partition("#")
+    assert (asked.json()["status"], redirect["return_url"]) == ("requires_action", BACK)
+    assert address == f"{bank.url}/v3/challenge"
+    assert parse_form(named) == {
+        "payment_intent": created.provider_payment_id,
+        "client_secret": created.client_secret,
+    }
+    await bank.press("payment_intents", created.provider_payment_id, action)
+    path = f"/v1/payment_intents/{created.provider_payment_id}"
+    seen = (await bank.http.get(path, headers=BEARER)).json()
+    found = seen["last_payment_error"]
+    assert (seen["status"], seen["next_action"], found and found["code"]) == (status, None, error)
+    again = await confirm(bank, created.client_secret, "pm_card_visa")
+    assert again.status_code == (200 if error else 400)
+
+
+async def test_a_decline_tells_the_cardholder_what_a_bank_does(bank: RunningBank) -> None:
+    created = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
+    poor = await confirm(bank, created.client_secret, "pm_card_chargeDeclinedInsufficientFunds")
+    declined = await confirm(bank, created.client_secret, "pm_card_chargeDeclined")
+    assert poor.json()["error"]["message"] == "Your card has insufficient funds."
+    assert declined.json()["error"]["message"] == "Your card was declined."
+
+
+@pytest.mark.parametrize(("path", "framed_by"), [("/v3/frame", "*"), ("/v3/challenge", "'none'")])
+async def test_the_pages_of_the_script_run_their_own_code_only(
+    bank: RunningBank, path: str, framed_by: str
+) -> None:
+    page = await bank.http.get(path)
+    policy = dict(each.split(" ", 1) for each in page.headers["Content-Security-Policy"].split("; "))
+    script = page.text.partition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy["script-src"] == f"'sha256-{digest}'"
+    assert (policy["default-src"], policy["connect-src"]) == ("'none'", "'self'")
+    assert policy["frame-ancestors"] == framed_by
+
+
+async def test_the_script_and_every_card_that_its_frame_offers_are_known(bank: RunningBank) -> None:
+    script, frame = await bank.http.get("/v3/"), await bank.http.get("/v3/frame")
+    assert script.headers["Content-Type"] == "text/javascript; charset=utf-8"
+    assert "confirmPayment" in script.text
+    to_pay, to_save = frame.text.partition("setup_intent: {")[::2]
+    assert set(re.findall(r"(pm_card_\w+):", to_pay)) == CARDS.keys()
+    assert set(re.findall(r"(pm_card_\w+):", to_save)) == {*SAVED_CARDS, "pm_card_chargeDeclined"}

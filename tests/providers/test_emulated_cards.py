@@ -153,3 +153,25 @@ def test_a_setup_that_is_not_ours_is_none(changed: dict[str, Any]) -> None:
     intent = {"id": "seti_1", "customer": "cus_1", "payment_method": "pm_1", "metadata": {"account_id": "acct_1"}}
     body = {"id": "evt_1", "type": SETUP_SUCCEEDED, "created": 1, "data": {"object": {**intent, **changed}}}
     assert parse_setup(json.dumps(body).encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("test_card", "status"),
+    [
+        ("pm_card_visa", "succeeded"),
+        ("pm_card_authenticationRequired", "requires_action"),
+        ("pm_card_slow", "processing"),
+    ],
+)
+async def test_its_cardholder_pays_with_a_saved_card(bank: RunningBank, test_card: str, status: str) -> None:
+    customer_id, card_id = await saved(bank, test_card)
+    intent = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test", customer_id=customer_id)
+    foreign = await bank.provider.create_intent("ord_2", "acct_2", 1000, "USD", env="test")
+    public = {"Authorization": "Bearer pk_test_anything"}
+    answers = []
+    for each in (intent, foreign):
+        form = {"client_secret": each.client_secret, "payment_method": card_id}
+        path = f"/v1/payment_intents/{each.provider_payment_id}/confirm"
+        answers.append(await bank.http.post(path, data=form, headers=public))
+    assert answers[0].json()["status"] == status
+    assert answers[1].json()["error"]["code"] == "payment_method_unexpected_state"

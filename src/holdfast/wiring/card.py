@@ -52,6 +52,7 @@ def _emulated(settings: Settings, port: int, take_outcome: TakeOutcome) -> CardS
         webhook_secrets=(emulator_webhook_secret(settings),),
         publishable_key=settings.card_publishable_key or "pk_test_emulator",
         livemode=False,
+        script_url=f"{url}/v3/",
         emulator_url=url,
     )
 

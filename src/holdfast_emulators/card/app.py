@@ -18,6 +18,7 @@ from werkzeug.exceptions import HTTPException
 
 from holdfast.ledger.clock import Now, utc_now
 from holdfast_emulators.card import intents, reversals, saved_cards
+from holdfast_emulators.card.browser import add_browser_parts, challenge_url
 from holdfast_emulators.card.changes import Changes, Reply, StateFile, WebhookSender, load_state
 from holdfast_emulators.card.controls import add_controls
 from holdfast_emulators.card.state import ApiError, Store
@@ -113,6 +114,7 @@ def create_card_emulator(changes: Changes, *, api_key: str) -> QuartTrio:
 
         return await handler.post("refunds.create", ("payment_intent", "amount", "metadata"), create)
 
+    add_browser_parts(app)
     add_controls(app, changes)
     return app
 
@@ -152,8 +154,9 @@ def _add_intents(app: QuartTrio, handler: RequestHandler, changes: Changes) -> N
     @app.post("/v1/payment_intents/<object_id>/confirm")
     async def confirm_intent(object_id: str) -> Response:
         def confirm(form: Form) -> Json:
-            intent = store.intent(object_id)
-            intents.confirm(store, intent, string(form, "payment_method"))
+            intent, return_url = store.intent(object_id), string(form, "return_url")
+            redirect = None if return_url is None else {"url": challenge_url(intent), "return_url": return_url}
+            intents.confirm(store, intent, string(form, "payment_method"), redirect)
             return render(store, intent, form)
 
         return await handler.post("payment_intents.confirm", ("payment_method", "return_url"), confirm)

@@ -7,10 +7,7 @@ call them through a developer's browser.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Callable, Mapping
-from importlib.resources import files
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -18,25 +15,12 @@ from quart import Response, request
 from quart_trio import QuartTrio
 
 from holdfast_emulators.card import intents, reversals, saved_cards
+from holdfast_emulators.card.browser import add_page
 from holdfast_emulators.card.changes import Changes
 from holdfast_emulators.card.state import ApiError, State, Store
 
 PAGE_INTENTS_COUNT: Final = 50
 PAGE_EVENTS_COUNT: Final = 100
-
-_PAGE: Final = files("holdfast_emulators.card").joinpath("page.html").read_text(encoding="utf-8")
-"""One file with inline style and script, which connects to its own origin only."""
-
-
-def _hash_of(tag: str) -> str:
-    content = _PAGE.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
-    return "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode("ascii") + "'"
-
-
-PAGE_CSP: Final = (
-    f"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; connect-src 'self'; "
-    f"style-src {_hash_of('style')}; script-src {_hash_of('script')}; img-src data:"
-)
 
 
 class ActionOptions(msgspec.Struct, frozen=True):
@@ -66,6 +50,9 @@ ACTIONS: Final[Mapping[tuple[str, str], Action]] = {
     ),
     ("payment_intents", "decline"): _decline,
     ("payment_intents", "require_action"): lambda store, key, _: intents.require_action(store, store.intent(key)),
+    ("payment_intents", "fail_authentication"): lambda store, key, _: intents.fail_authentication(
+        store, store.intent(key)
+    ),
     ("payment_intents", "process"): lambda store, key, _: intents.process(store, store.intent(key)),
     ("payment_intents", "cancel"): lambda store, key, options: intents.cancel(
         store, store.intent(key), options.reason
@@ -101,13 +88,7 @@ def add_controls(app: QuartTrio, changes: Changes) -> None:
     """Add the control endpoints and their page to the application."""
     store = changes.store
 
-    @app.get("/")
-    async def page() -> Response:
-        return Response(
-            _PAGE,
-            content_type="text/html; charset=utf-8",
-            headers={"Content-Security-Policy": PAGE_CSP, "Cache-Control": "no-store"},
-        )
+    add_page(app, "/", "page.html", "frame-ancestors 'none'; img-src data:")
 
     @app.get("/control/state")
     async def state() -> Response:

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from holdfast_emulators.card.state import UNFINISHED, ApiError, Charge, PaymentIntent, PaymentMethod, Store
+from holdfast_emulators.card.state import UNFINISHED, ApiError, Charge, Fields, PaymentIntent, PaymentMethod, Store
 
 AMOUNT_MAX_MINOR: Final = 99_999_999
 AMOUNT_MIN_MINOR: Final = 50
@@ -19,6 +19,11 @@ FEE_FIXED_MINOR: Final = 30
 DECLINES: Final = (
     "generic_decline", "insufficient_funds", "lost_card", "stolen_card", "fraudulent", "authentication_required",
 )  # fmt: skip
+MESSAGES: Final[Mapping[str, str]] = {
+    "insufficient_funds": "Your card has insufficient funds.",
+    "authentication_required": "Your card was declined. This transaction requires authentication.",
+}
+"""What the cardholder is told; of any other decline only that it is one."""
 
 
 def create(
@@ -54,16 +59,23 @@ def create(
     return intent
 
 
-def confirm(store: Store, intent: PaymentIntent, payment_method: str | None) -> None:
-    """Attempt to pay with a test card. Raises :class:`ApiError`, also if it is declined."""
-    if intent.status != "requires_payment_method" or payment_method is None:
+def confirm(
+    store: Store, intent: PaymentIntent, payment_method: str | None, redirect: Fields | None = None
+) -> None:
+    """Attempt to pay with a test card or a saved card. Raises :class:`ApiError`, also if it is declined.
+
+    ``redirect`` is where a cardholder who must act is sent, and returns to.
+    """
+    if intent.status not in ("requires_payment_method", "requires_action") or payment_method is None:
         missing = "" if payment_method else " and no payment method is given"
         raise _wrong_state(f"You cannot confirm this PaymentIntent: its status is {intent.status}{missing}.")
     attempt = CARDS.get(payment_method)
     if attempt is None:
-        message = f"No such PaymentMethod: '{payment_method[:80]}'"
-        raise ApiError(400, message, code="resource_missing", param="payment_method")
+        attempt = ATTENDED[saved_card_of(store, intent.customer, payment_method).test_card]
     intent.payment_method = payment_method
+    if attempt is require_action:
+        require_action(store, intent, redirect)
+        return
     outcome = attempt(store, intent)
     if isinstance(outcome, ApiError):
         raise outcome
@@ -122,7 +134,7 @@ def decline(
     if reason not in DECLINES:
         raise ApiError(400, f"No such decline code: {reason[:80]}", param="decline_code")
     charge = _charge(store, intent, amount=intent.amount, status="failed")
-    message = "Your card was declined."
+    message = MESSAGES.get(reason, "Your card was declined.")
     intent.status, intent.payment_method, intent.next_action = "requires_payment_method", None, None
     intent.last_payment_error = {
         "type": "card_error",
@@ -136,12 +148,25 @@ def decline(
     return ApiError(402, message, kind="card_error", code=code, decline_code=reason)
 
 
-def require_action(store: Store, intent: PaymentIntent) -> None:
-    """Require an action of the cardholder, such as 3-D Secure."""
+def require_action(store: Store, intent: PaymentIntent, redirect: Fields | None = None) -> None:
+    """Require an action of the cardholder, such as 3-D Secure, at the page of ``redirect`` if there is one."""
     _expect_unfinished(intent, "ask for action on")
     intent.status = "requires_action"
-    intent.next_action = {"type": "use_stripe_sdk", "use_stripe_sdk": {}}
+    kind, how = ("use_stripe_sdk", {}) if redirect is None else ("redirect_to_url", redirect)
+    intent.next_action = {"type": kind, kind: how}
     store.emit("payment_intent.requires_action", intent)
+
+
+def fail_authentication(store: Store, intent: PaymentIntent) -> None:
+    """Fail an attempt because its cardholder was not authenticated; the intent may be tried again."""
+    _expect_unfinished(intent, "fail the authentication of")
+    intent.status, intent.payment_method, intent.next_action = "requires_payment_method", None, None
+    intent.last_payment_error = {
+        "type": "invalid_request_error",
+        "code": "payment_intent_authentication_failure",
+        "message": "We are unable to authenticate your payment method.",
+    }
+    store.emit("payment_intent.payment_failed", intent)
 
 
 def process(store: Store, intent: PaymentIntent) -> None:
@@ -177,6 +202,12 @@ SAVED_CARDS: Final[Mapping[str, Callable[[Store, PaymentIntent], object]]] = {
     "pm_card_slow": process,
 }
 """What a charge of a saved test card does without its cardholder. Of the slow one the outcome is left open."""
+
+ATTENDED: Final[Mapping[str, Callable[[Store, PaymentIntent], object]]] = {
+    **SAVED_CARDS,
+    "pm_card_authenticationRequired": require_action,
+}
+"""What a charge of a saved test card does while its cardholder is there."""
 
 
 def _expect_unfinished(intent: PaymentIntent, what: str) -> None:

@@ -213,7 +213,12 @@ class OrderChecks:
         amount_minor = minor_from_micro(request.amount_micro, request.currency)
         try:
             intent = await card.create_intent(
-                request.order_id, request.account_id, amount_minor, request.currency, env=self._env
+                request.order_id,
+                request.account_id,
+                amount_minor,
+                request.currency,
+                env=self._env,
+                customer_id=request.customer_id,
             )
         except CardRejected as fault:
             return Checked(

@@ -312,14 +312,14 @@ class SandboxOrderBody(OrderPart, frozen=True, kw_only=True):
 
 
 class CardOrderCreated(OrderPart, frozen=True, kw_only=True):
-    """A new card order and what the customer's browser needs to pay it."""
+    """A card order and what the customer's browser needs to pay it."""
 
     provider_payment_id: str | None
     """The provider's id of the payment; null until it is created."""
     provider_charge_id: str | None
     """The provider's id of the charge; null until the payment succeeded."""
     client_secret: str
-    """What the provider's script in the browser confirms the payment with; returned only here."""
+    """What the provider's script in the browser confirms the payment with; it is not stored."""
     publishable_key: str | None
     """The provider's key for that script; null if the settings have none."""
     expires_at: Time

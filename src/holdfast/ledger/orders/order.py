@@ -57,6 +57,7 @@ class OrderRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ``signed_at`` (unix seconds) belong to the descriptor of a sandbox order. ``livemode`` is None where the
     provider's mode is not compared. An order of origin ``top_up`` is charged to a card saved at the provider, which
     ``customer_id`` and ``card_id`` name, and until ``expires_at``; no customer can pay it, and it does not expire.
+    ``customer_id`` of another one is the customer at the provider whose saved cards can pay it; None without cards.
     ``traceparent`` is the trace of the request, and ``http_request_id`` its id unless that is the trace's digits.
     """
 

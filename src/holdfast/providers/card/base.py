@@ -24,6 +24,7 @@ _ZERO_DECIMALS: Final = frozenset(
 )
 _THREE_DECIMALS: Final = frozenset({"BHD", "JOD", "KWD", "OMR", "TND"})
 DECIMALS_DEFAULT: Final = 2
+SCRIPT_URL: Final = "https://js.stripe.com/v3/"
 
 
 def minor_decimals(currency: str) -> int:
@@ -129,11 +130,19 @@ class CardProvider(Protocol):
     """A provider of card payments."""
 
     async def create_intent(
-        self, order_id: str, account_id: str, amount_minor: int, currency: str, *, env: str
+        self,
+        order_id: str,
+        account_id: str,
+        amount_minor: int,
+        currency: str,
+        *,
+        env: str,
+        customer_id: str | None = None,
     ) -> IntentCreated:
         """Create the intent of an order, or return the one created before. Raises :class:`CardFault`.
 
-        ``env`` identifies the installation where several share one account at the provider.
+        ``env`` identifies the installation where several share one account at the provider. ``customer_id`` is the
+        customer whose saved cards may pay, always the same one for an order.
         """
 
     async def retrieve(self, provider_payment_id: str, *, as_of: int) -> ProviderSnapshot:
@@ -204,10 +213,11 @@ class CardPayments:
     """The card provider, and the settings of card payments.
 
     ``livemode`` is the mode that every payment must have, None if it is not checked. Without ``webhook_secrets``
-    the webhook refuses every request.
+    the webhook refuses every request. ``script_url`` is the provider's script for the customer's browser.
     """
 
     provider: CardProvider
     webhook_secrets: Sequence[str] = field(repr=False)
     publishable_key: str | None
     livemode: bool | None
+    script_url: str = SCRIPT_URL

@@ -207,7 +207,14 @@ class StripeProvider:
         ).v1
 
     async def create_intent(
-        self, order_id: str, account_id: str, amount_minor: int, currency: str, *, env: str
+        self,
+        order_id: str,
+        account_id: str,
+        amount_minor: int,
+        currency: str,
+        *,
+        env: str,
+        customer_id: str | None = None,
     ) -> IntentCreated:
         """Create the intent of an order, or return the one created before. Raises :class:`CardFault`."""
         params: Any = {
@@ -215,6 +222,7 @@ class StripeProvider:
             "currency": currency.lower(),
             "metadata": {"order_id": order_id, "account_id": account_id, "env": env},
             "expand": ["latest_charge"],
+            **({} if customer_id is None else {"customer": customer_id}),
             **self._payment_methods(),
         }
         options: Any = {"idempotency_key": f"{order_id}:create"}

@@ -34,11 +34,13 @@ from holdfast.http.schemas.payments import (
     payment_order_body,
     render_order,
 )
+from holdfast.ledger.ids import is_id
 from holdfast.ledger.money import MICRO, format_amount
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.top_ups import AutoTopUp, SavedCard
+from holdfast.ledger.orders.transitions import can_expire
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.orders import order_of_event, top_up_of_account
+from holdfast.persistence.queries.orders import order_of_account, order_of_event, top_up_of_account
 from holdfast.providers.card.base import (
     CardFault,
     CardPayments,
@@ -100,13 +102,50 @@ async def create_card_order(call: Call) -> Outcome:
         if isinstance(amount_micro, Refusal):
             return amount_micro
         return NOT_CONFIGURED
+    saved = await call.read(partial(top_up_of_account, account_id=call.session.account_id))
+    has_cards = saved is not None and bool(saved.cards) and saved.livemode == card.livemode
     written = await write_order(
-        call, PROVIDER, amount_micro, ttl_s=settings.card_order_ttl_s, livemode=card.livemode
+        call,
+        PROVIDER,
+        amount_micro,
+        ttl_s=settings.card_order_ttl_s,
+        livemode=card.livemode,
+        customer_id=saved.customer_id if saved is not None and has_cards else None,
     )
     result = call.take_reply(written)
     if isinstance(result, Refusal):
         return result
-    order = result.order
+    return await _with_intent(call, card, result.order)
+
+
+@route(
+    "POST",
+    "/v2/control/payments/{order_id}/client-secret",
+    summary="Retrieve again what the customer's browser needs to pay a card order",
+    auth=Auth.SESSION,
+    reply=CardOrderCreated,
+    errors=("payment_order_not_found", "payment_order_expired", "payment_order_not_payable", *CARD_ERRORS),
+)
+async def continue_card_order(call: Call) -> Outcome:
+    """For a page that is opened again. After a failed payment the order can be paid until it expires."""
+    card, order_id, account_id = call.deps.payments.card, call.path["order_id"], call.session.account_id
+    found = None
+    if is_id(order_id):
+        found = await call.read(partial(order_of_account, account_id=account_id, order_id=order_id))
+    if found is None:
+        return order_not_found(order_id)
+    if card is None:
+        return NOT_CONFIGURED
+    if found.request.provider == PROVIDER and can_expire(found.request, found.status):
+        if call.deps.now() < found.request.expires_at:
+            return await _with_intent(call, card, found)
+        code, ended = "payment_order_expired", "has expired"
+    else:
+        code, ended = "payment_order_not_payable", f"is {found.status} and cannot be paid by the customer"
+    return Refusal(code=code, message=f"The payment order {shown(order_id)} {ended}.", final=True)
+
+
+async def _with_intent(call: Call, card: CardPayments, order: Order) -> Outcome:
     intent = await _intent_of(call, card, order)
     if isinstance(intent, Refusal):
         # Asked for again by this request, whichever made the order.
@@ -240,6 +279,7 @@ async def _intent_of(call: Call, card: CardPayments, order: Order) -> IntentCrea
             amount_minor,
             request.currency,
             env=deps.settings.env,
+            customer_id=request.customer_id,
         )
         intent = await deps.payments.card_shares.run(request.account_id, create)
     except CardRejected as fault:

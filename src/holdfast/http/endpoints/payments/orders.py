@@ -83,7 +83,13 @@ def order_not_found(order_id: str) -> Refusal:
 
 
 async def write_order(
-    call: Call, provider: Provider, amount_micro: int | Refusal, *, ttl_s: int, livemode: bool | None = None
+    call: Call,
+    provider: Provider,
+    amount_micro: int | Refusal,
+    *,
+    ttl_s: int,
+    livemode: bool | None = None,
+    customer_id: str | None = None,
 ) -> OrderResult | Refusal | Replayed[OrderResult]:
     """Have the account store a new order, and return the order as created, or the reply that a key replays.
 
@@ -104,6 +110,7 @@ async def write_order(
         now,
         ttl_s=ttl_s,
         livemode=livemode,
+        customer_id=customer_id,
         sandbox_event_id=new_id("evt") if is_sandbox else None,
         signed_at=int(now.timestamp()) if is_sandbox else None,
         traceparent=traceparent.get(),
