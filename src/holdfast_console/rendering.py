@@ -63,12 +63,22 @@ def static_response(name: str) -> Response | Refusal:
     return Response(found.content, content_type=found.content_type, headers=headers)
 
 
-CONTENT_SECURITY_POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-)
+_POLICY: Final[Mapping[str, str]] = {
+    "default-src": "'none'",
+    **dict.fromkeys(("script-src", "style-src", "img-src", "media-src", "connect-src", "form-action"), "'self'"),
+    "base-uri": "'none'",
+    "frame-ancestors": "'none'",
+}
+
+
+def policy_of(sources: Mapping[str, str]) -> str:
+    """Return a page's Content-Security-Policy; ``sources`` are further ones, by directive."""
+    named = {**_POLICY, **{name: f"{_POLICY.get(name, '')} {more}".strip() for name, more in sources.items()}}
+    return "; ".join(f"{name} {allowed}" for name, allowed in named.items())
+
+
 HEADERS: Final = {
-    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "Content-Security-Policy": policy_of({}),
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     # Not no-referrer: browsers would then send forms with "Origin: null".
@@ -82,13 +92,17 @@ Headers: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Html:
-    """A page to render: a template below ``templates``, and its values. The script keeps a live one current."""
+    """A page to render: a template below ``templates``, and its values. The script keeps a live one current.
+
+    ``sources`` are what else its Content-Security-Policy allows, by directive.
+    """
 
     template: str
     values: Mapping[str, object] = field(default_factory=dict)
     status: int = 200
     is_live: bool = False
     headers: Headers = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,4 +169,5 @@ def html_response(templates: Environment, page: Html, /, *, now: datetime, **val
         ago=lambda at: formats.moment(at, now),
         stamp=lambda at: formats.stamp(at, now),
     )
-    return Response(text, status=page.status, content_type="text/html; charset=utf-8", headers=dict(HEADERS))
+    headers = {**HEADERS, "Content-Security-Policy": policy_of(page.sources)}
+    return Response(text, status=page.status, content_type="text/html; charset=utf-8", headers=headers)

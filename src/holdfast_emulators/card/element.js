@@ -8,7 +8,7 @@
     const frame = document.createElement("iframe");
     frame.title = "Secure payment input frame";
     frame.src = `${origin}/v3/frame#${new URLSearchParams(parameters)}`;
-    Object.assign(frame.style, { border: "0", width: "100%", height: parameters.card_is_chosen ? "0" : "7.5rem" });
+    Object.assign(frame.style, { border: "0", width: "100%", height: parameters.card_is_chosen ? "0" : "9rem" });
     frame.ready = new Promise((resolve) => frame.addEventListener("load", resolve, { once: true }));
     if (parameters.card_is_chosen) frame.hidden = true;
     place.append(frame);

@@ -23,7 +23,7 @@ MESSAGES: Final[Mapping[str, str]] = {
     "insufficient_funds": "Your card has insufficient funds.",
     "authentication_required": "Your card was declined. This transaction requires authentication.",
 }
-"""What the cardholder is told; of any other decline only that it is one."""
+"""What a cardholder reads; of any other decline only that it is one."""
 
 
 def create(
