@@ -1,18 +1,30 @@
-"""The account's statement: every operation on its credit with the totals after it, as pages or a CSV file."""
+"""The account's statement: every operation on its credit with the totals after it, as pages or a CSV file.
+
+Or as a signed file, which proves itself to whoever has the public key: the keys and the program that checks it are
+here, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import datetime
+from functools import cache, partial
+from importlib.resources import files
 from typing import Any, Final, Literal
 
 import msgspec
+from quart import Response
 from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import ACCOUNT_READ
 from holdfast.http.kit.listing import (
+    CSV_PAGE_ROWS,
     FORMAT,
+    FROM,
     PAGE,
+    SEND_TIMEOUT_S,
+    TO,
     CsvFile,
     ListBody,
     Position,
@@ -20,15 +32,25 @@ from holdfast.http.kit.listing import (
     filter_by,
     list_of_account,
     number_of,
+    read_window,
 )
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.routes import Media, Outcome, RouteTable
 from holdfast.http.schemas.common import render
-from holdfast.ledger.clock import format_time
+from holdfast.ledger.clock import format_time, time_or_none
 from holdfast.ledger.credit.operations import AVAILABLE, HELD, Operation, OperationKind
+from holdfast.ledger.credit.signed_statement import (
+    SigningKey,
+    StatementRange,
+    StatementWriter,
+    base64url,
+    signing_key,
+)
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.ledger import statement_of_account
+from holdfast.persistence.claims.statement_keys import NOTED_EVERY, note_use, used_keys
+from holdfast.persistence.queries.ledger import Numbers, chained_operations, chained_range, statement_of_account
+from holdfast.settings.settings import Settings
 
 
 class PostingBody(msgspec.Struct, frozen=True):
@@ -143,3 +165,153 @@ def _entries(
     if isinstance(before, Refusal):
         return before
     return statement_of_account(rows, account_id, before_number=before, kind=filters.get("kind"), **options)
+
+
+# ------------------------------------------------------------------------------------------ signed statements
+
+SIGNED_CONTENT_TYPE: Final = "application/x-ndjson"
+KEYS_CONTENT_TYPE: Final = "application/jwk-set+json"
+VERIFIER: Final = files("holdfast.ledger.credit") / "verify_statement.py"
+KEYS_MAX_AGE_S: Final = 300
+"""How long caches may keep the public keys: soon after a rotation all readers know the new one."""
+
+
+class StatementKeyBody(msgspec.Struct, frozen=True):
+    """A public key as a JSON Web Key (RFC 8037), and when it has signed."""
+
+    kty: Literal["OKP"]
+    """The kind of key."""
+    crv: Literal["Ed25519"]
+    """The curve."""
+    x: str
+    """The key's 32 bytes, in base64url without padding."""
+    kid: str
+    """Its id and fingerprint, the thumbprint of RFC 7638: the `key_id` of statements that it has signed."""
+    valid_from: Time | None
+    """When it was first used; null if it was not yet."""
+    valid_until: Time | None
+    """No later statement is signed by it; null if it may still sign."""
+
+
+class StatementKeys(msgspec.Struct, frozen=True):
+    """All public keys that have signed statements: a JSON Web Key Set (RFC 7517)."""
+
+    keys: list[StatementKeyBody]
+    """The keys, the present one first."""
+
+
+def statement_keys_of(settings: Settings) -> list[SigningKey]:
+    """Return the key that signs statements, and the one before it while that is configured."""
+    return [signing_key(seed) for seed in settings.derived_keys("signed statements")]
+
+
+async def published_keys(call: Call) -> StatementKeys:
+    """Return all keys that sign statements or have signed any."""
+    replaced = {row.key_id: row for row in await call.read(used_keys)}
+    keys: list[StatementKeyBody] = []
+    for each in statement_keys_of(call.deps.settings):
+        used = replaced.pop(each.key_id, None)
+        keys.append(_key_body(each.key_id, each.public, used and used.first_used_at, None))
+    for row in replaced.values():
+        keys.append(_key_body(row.key_id, row.public_key, row.first_used_at, row.last_used_at + NOTED_EVERY))
+    return StatementKeys(keys)
+
+
+def _key_body(key_id: str, public: bytes, since: datetime | None, until: datetime | None) -> StatementKeyBody:
+    return StatementKeyBody("OKP", "Ed25519", base64url(public), key_id, time_or_none(since), time_or_none(until))
+
+
+@route(
+    "GET",
+    "/v2/control/statement",
+    summary="Download the account's operations as a signed statement",
+    auth=Auth.SESSION_OR_KEY,
+    scope=ACCOUNT_READ,
+    media=(
+        Media(
+            status=200,
+            content_types=(SIGNED_CONTENT_TYPE,),
+            description="A statement, a line of JSON for each operation.",
+        ),
+    ),
+    parameters=(FROM, TO),
+)
+async def read_signed_statement(call: Call) -> Outcome:
+    """All operations, or those of a time, oldest first, with their hash chain and a signature.
+
+    `verify_statement.py` checks the file without this service, and names what was altered in it.
+    """
+    window = read_window(call)
+    if isinstance(window, Refusal):
+        return window
+    account_id = await call.verify_caller()
+    if isinstance(account_id, Refusal):
+        return account_id
+    part = await call.read(partial(chained_range, account_id=account_id, since=window.since, until=window.until))
+    key, now = statement_keys_of(call.deps.settings)[0], call.deps.now()
+    writer = StatementWriter(
+        key,
+        part,
+        issuer=call.deps.urls.base,
+        account_id=account_id,
+        since=window.since,
+        until=window.until,
+        issued_at=now,
+    )
+    # The first operations are read before the response begins, so that a fault is one.
+    begin = writer.first_line + await _signed_lines(call, account_id, part, writer)
+    await call.write(account_id, partial(note_use, key_id=key.key_id, public_key=key.public, at=now))
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield begin
+        while writer.newest.number < part.end.number:
+            yield await _signed_lines(call, account_id, part, writer)
+        yield writer.last_line()
+
+    headers = {"Content-Disposition": f'attachment; filename="statement-{account_id}-{part.end.number}.jsonl"'}
+    response = Response(parts(), content_type=SIGNED_CONTENT_TYPE, headers=headers)
+    response.timeout = SEND_TIMEOUT_S
+    return response
+
+
+async def _signed_lines(call: Call, account_id: str, part: StatementRange, writer: StatementWriter) -> bytes:
+    """Return the lines of the next operations."""
+    start = writer.newest.number
+    numbers = Numbers(start, min(start + CSV_PAGE_ROWS, part.end.number))
+    found = await call.read(partial(chained_operations, account_id=account_id, numbers=numbers))
+    return writer.lines(found, up_to=numbers.number_max)
+
+
+@route(
+    "GET",
+    "/.well-known/holdfast-statement-keys.json",
+    summary="List the public keys of signed statements",
+    media=(Media(status=200, content_types=(KEYS_CONTENT_TYPE,), description="The keys.", schema_type="object"),),
+)
+async def list_statement_keys(call: Call) -> Outcome:
+    """Keys that were replaced stay, with the time of their last use: keep a copy of your own."""
+    headers = {"Cache-Control": f"public, max-age={KEYS_MAX_AGE_S}"}
+    return Response(
+        msgspec.json.encode(await published_keys(call)), content_type=KEYS_CONTENT_TYPE, headers=headers
+    )
+
+
+@route(
+    "GET",
+    "/verify_statement.py",
+    summary="Download the program that checks signed statements",
+    media=(Media(status=200, content_types=("text/x-python",), description="One file of plain Python."),),
+)
+async def read_verifier(call: Call) -> Outcome:
+    """It needs Python alone: `python verify_statement.py FILE --keys KEYS`."""
+    del call
+    headers = {
+        "Cache-Control": f"public, max-age={KEYS_MAX_AGE_S}",
+        "Content-Disposition": f'attachment; filename="{VERIFIER.name}"',
+    }
+    return Response(_verifier(), content_type="text/x-python; charset=utf-8", headers=headers)
+
+
+@cache
+def _verifier() -> bytes:
+    return VERIFIER.read_bytes()

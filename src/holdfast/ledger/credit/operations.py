@@ -110,7 +110,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     emptied: tuple[int, ...] = ()
 
     def hash_after(self, previous: bytes) -> bytes:
-        """Return the SHA-256 of ``previous`` and this operation with its lot's facts, times in milliseconds."""
+        """Return the SHA-256 of ``previous`` and :meth:`hashed_json`."""
+        return hashlib.sha256(previous + self.hashed_json()).digest()
+
+    def hashed_json(self) -> bytes:
+        """Return this operation with its lot's facts, as a JSON array of :data:`HASHED_FIELDS`, without blanks."""
         lot, lot_facts = self.lot, None
         if lot is not None:
             expires_at = None if lot.expires_at is None else int(lot.expires_at.timestamp() * 1000)
@@ -130,10 +134,16 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
             int(self.at.timestamp() * 1000),
             lot_facts,
         )
-        return hashlib.sha256(previous + _encoder.encode(fields)).digest()
+        return _encoder.encode(fields)
 
 
 _encoder = msgspec.json.Encoder()
+
+HASHED_FIELDS: Final = (
+    "account_id", "number", "operation_id", "kind", "amount_micro", "postings", "balance_micro", "held_micro",
+    "hold_id", "reference", "reason", "at_ms", "lot",
+)  # fmt: skip
+"""What the hash of an operation covers, as signed statements name it."""
 
 CHAIN_START = bytes(32)
 """The hash that precedes an account's first operation."""

@@ -1,4 +1,4 @@
-"""An account's statement: its operations with their postings, newest first."""
+"""An account's statement: its operations with their postings, newest first; or oldest first with what is hashed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from datetime import datetime
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from sqlalchemy import Connection, select, text
+from sqlalchemy import ColumnElement, Connection, select, text
 
-from holdfast.ledger.credit.operations import Operation, Posting
+from holdfast.ledger.credit.operations import CHAIN_START, NewLot, Operation, Posting
+from holdfast.ledger.credit.signed_statement import ChainPoint, StatementRange
 from holdfast.persistence.records.reading import OPERATION, operation_of
-from holdfast.persistence.records.tables import operations, postings
+from holdfast.persistence.records.tables import credit_lots, operations, postings
 
 # An account's operations by time, found by their numbers: there is no index of an account's times. Operations are
 # numbered in the order of their times, but for :data:`CLOCKS_APART_S`: processes take turns in serving an account,
@@ -100,17 +101,59 @@ def statement_of_account(
     if kind is not None:
         query = query.where(operations.c.kind == kind)
     found = rows.execute(query.order_by(operations.c.number.desc()).limit(limit)).all()
-    found_postings = _postings(rows, account_id, [row.number for row in found])
+    within = postings.c.number.in_([row.number for row in found])
+    found_postings = _postings(rows, account_id, within) if found else {}
     return [operation_of(row, found_postings.get(row.number, ())) for row in found]
 
 
-def _postings(rows: Connection, account_id: str, numbers: list[int]) -> dict[int, tuple[Posting, ...]]:
-    """Return the postings of these operations by number, in posting order."""
-    if not numbers:
-        return {}
+def chained_range(
+    rows: Connection, account_id: str, since: datetime | None, until: datetime | None
+) -> StatementRange:
+    """Return the account's operations from the first one since ``since`` to the last one before ``until``.
+
+    Without gaps: one whose process had another view of the time may be up to :data:`CLOCKS_APART_S` outside.
+    """
+    own, number = operations.c.account_id == account_id, operations.c.number
+    above, up_to = numbers_between(rows, account_id, since, until)
+    ends = select(number).where(own, number <= up_to).order_by(number.desc()).limit(1)
+    last = rows.scalar(ends if until is None else ends.where(operations.c.at < until)) or 0
+    first = 1
+    if since is not None:
+        starts = select(number).where(own, number > above, number <= last, operations.c.at >= since)
+        first = rows.scalar(starts.order_by(number).limit(1)) or last + 1
+    totals = select(
+        number, operations.c.balance_after_micro, operations.c.held_after_micro, operations.c.chain_hash
+    )
+    found = {row.number: ChainPoint(*row) for row in rows.execute(totals.where(own, number.in_((first - 1, last))))}
+    start = ChainPoint(0, 0, 0, CHAIN_START)
+    return StatementRange(found.get(first - 1, start), found.get(last, start))
+
+
+def chained_operations(rows: Connection, account_id: str, numbers: Numbers) -> list[Operation]:
+    """Return operations with all that their hashes cover, oldest first."""
+
+    def within(column: ColumnElement[int]) -> ColumnElement[bool]:
+        return column.between(numbers.number_min + 1, numbers.number_max)
+
+    number = operations.c.number
+    query = OPERATION.where(operations.c.account_id == account_id, within(number)).order_by(number)
+    found_postings = _postings(rows, account_id, within(postings.c.number))
+    lots = rows.execute(
+        select(credit_lots.c.number, credit_lots.c.kind, credit_lots.c.source, credit_lots.c.expires_at)
+        .where(credit_lots.c.account_id == account_id, within(credit_lots.c.number))
+    )  # fmt: skip
+    found_lots = {lot: NewLot(*facts) for lot, *facts in lots}
+    return [
+        operation_of(row, found_postings.get(row.number, ()), found_lots.get(row.number))
+        for row in rows.execute(query)
+    ]
+
+
+def _postings(rows: Connection, account_id: str, within: ColumnElement[bool]) -> dict[int, tuple[Posting, ...]]:
+    """Return the postings of the operations that ``within`` selects by number, in posting order."""
     found = rows.execute(
         select(postings.c.number, postings.c.ledger_account, postings.c.amount_micro, postings.c.lot)
-        .where(postings.c.account_id == account_id, postings.c.number.in_(numbers))
+        .where(postings.c.account_id == account_id, within)
         .order_by(postings.c.number, postings.c.line)
     )
     return {

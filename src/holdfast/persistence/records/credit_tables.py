@@ -1,4 +1,4 @@
-"""The rows and tables of lots of credit, and of the coupons that give some."""
+"""The rows and tables of lots of credit, of the coupons that give some, and of the keys that sign statements."""
 
 from __future__ import annotations
 
@@ -27,6 +27,15 @@ class CouponRow(NamedTuple):
     created_at: datetime
     uses: int = 0
     disabled_at: datetime | None = None
+
+
+class StatementKeyRow(NamedTuple):
+    """A public key that has signed statements, and when; it is published for as long as they are kept."""
+
+    key_id: str
+    public_key: bytes
+    first_used_at: datetime
+    last_used_at: datetime
 
 
 class CouponClaim(msgspec.Struct, frozen=True):
@@ -76,3 +85,6 @@ coupon_tries = table(
     # The wrong codes that an account has sent since a time.
     *columns(account_id=str, since=datetime, wrong=Int32),
 )
+
+# Written without the journal, by the exports that the keys sign. Of the last uses in an hour only one is.
+statement_keys = table("statement_keys", ["key_id"], *columns_of(StatementKeyRow))

@@ -20,7 +20,13 @@ from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.tasks.task import Task
-from holdfast.persistence.records.credit_tables import coupon_tries, coupon_uses, coupons, credit_lots
+from holdfast.persistence.records.credit_tables import (
+    coupon_tries,
+    coupon_uses,
+    coupons,
+    credit_lots,
+    statement_keys,
+)
 from holdfast.persistence.records.event_rows import AlertsRow, WebhookRow
 from holdfast.persistence.records.operator_tables import (
     check_callbacks,
@@ -54,7 +60,7 @@ from holdfast.persistence.records.table_base import Int16, Int32, columns, colum
 
 __all__ = [
     "check_callbacks", "coupon_tries", "coupon_uses", "coupons", "credit_lots", "metadata", "operator_actions",
-    "operator_sessions", "poison_messages",
+    "operator_sessions", "poison_messages", "statement_keys",
 ]  # fmt: skip
 
 accounts = table(
