@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from tests.made_statements import KEY, key_file, made_history, made_statement
 from tests.persistence.account_history import write_books
 from typer.testing import CliRunner, Result
 
@@ -382,3 +384,25 @@ def test_reconcile_without_orders_succeeds(configured_url: str, monkeypatch: pyt
     monkeypatch.setenv("HOLDFAST_CARD_API_KEY", "sk_test_never_sent")
     result = run("reconcile", "--all")
     assert (result.exit_code, result.output) == (0, "card orders reconciled: nothing to do\n")
+
+
+def test_verify_statement_names_what_was_altered(tmp_path: Path) -> None:
+    history = made_history(20)
+    statement = made_statement(history)
+    for name, content in {
+        "keys.json": key_file(KEY),
+        "old.jsonl": made_statement(history, last=10),
+        "whole.jsonl": statement,
+        "altered.jsonl": statement.replace(b'"credit"', b'"gained"', 1),
+    }.items():
+        (tmp_path / name).write_bytes(content)
+
+    def verify(*names: str) -> Result:
+        return run("verify-statement", *(str(tmp_path / name) for name in names), "--keys", f"{tmp_path}/keys.json")
+
+    assert verify("whole.jsonl").exit_code == verify("old.jsonl", "whole.jsonl").exit_code == 0
+    found = verify("altered.jsonl")
+    assert found.exit_code == 1
+    assert re.search(r"altered\.jsonl: Line \d+, operation \d+, was altered", found.output)
+    assert verify("whole.jsonl", "old.jsonl").exit_code == 1
+    assert verify("none.jsonl").exit_code == run("verify-statement", str(tmp_path / "old.jsonl")).exit_code == 2

@@ -206,7 +206,7 @@ async def test_the_session_shows_its_account_and_user(api: Api) -> None:
 READ_BY_KEYS = {
     *("/v2/control/account", "/v2/control/payments", "/v2/control/payments/ord_1", "/v2/control/ledger"),
     *("/v2/control/credit-lots", "/v2/control/limits", "/v2/control/cards", "/v2/control/auto-top-up"),
-    *("/v2/control/stream", "/v2/usage/logs", "/v2/usage/totals"),
+    *("/v2/control/stream", "/v2/usage/logs", "/v2/usage/totals", "/v2/control/statement"),
 }
 
 
@@ -219,7 +219,7 @@ READ_BY_KEYS = {
         ("GET", "/v2/usage/logs?format=csv"), ("GET", "/v2/usage/totals"), ("GET", "/v2/control/payments"),
         ("GET", "/v2/control/ledger"), ("GET", "/v2/control/payments/ord_1"), ("GET", "/v2/control/credit-lots"),
         ("GET", "/v2/control/limits"), ("GET", "/v2/control/cards"), ("GET", "/v2/control/auto-top-up"),
-        ("GET", "/v2/control/stream"), ("POST", "/v2/control/payments/sandbox"),
+        ("GET", "/v2/control/stream"), ("GET", "/v2/control/statement"), ("POST", "/v2/control/payments/sandbox"),
         ("POST", "/v2/control/payments/cardprovider"), ("GET", "/v2/control/webhooks"),
         ("POST", "/v2/control/webhooks"), ("GET", "/v2/control/alerts"), ("PUT", "/v2/control/alerts"),
     ],

@@ -34,12 +34,12 @@ from holdfast.persistence.server.migrate import (
 from holdfast.persistence.server.revisions import installed_revisions, is_migrated, schema_of
 from holdfast.persistence.server.upgrade import alembic_config
 
-REVISIONS = ("1000",)
+REVISIONS = ("1000", "1033")
 NEXT_REVISION = """
 from alembic import op
 
-revision = "1010"
-down_revision = "1000"
+revision = "1040"
+down_revision = "1033"
 serves_from = "1000"
 
 
@@ -63,7 +63,7 @@ def add_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
     def add(statement: str) -> None:
         folder = tmp_path / "migrations"
         shutil.copytree(upgrade_module.FOLDER, folder)
-        (folder / "versions" / "v1010_note.py").write_text(NEXT_REVISION.format(statement))
+        (folder / "versions" / "v1040_note.py").write_text(NEXT_REVISION.format(statement))
         monkeypatch.setattr(upgrade_module, "FOLDER", folder)
         monkeypatch.setattr(revisions_module, "VERSIONS", folder / "versions")
 
@@ -110,7 +110,7 @@ def test_an_empty_database_is_migrated_once(empty_url: str) -> None:
     assert pending(empty_url) == REVISIONS
     assert migrate(empty_url) == MigrationReport(before=None, after=REVISIONS[-1], applied=REVISIONS)
     with psycopg.connect(empty_url) as connection:
-        assert schema_of(connection) == ("1000", "1000")
+        assert schema_of(connection) == ("1033", "1000")
     assert pending(empty_url) == ()
     assert migrate(empty_url) == MigrationReport(before=REVISIONS[-1], after=REVISIONS[-1], applied=())
 
@@ -121,12 +121,12 @@ def test_a_later_revision_changes_tables_with_their_rows(
     with psycopg.connect(database_url) as connection:
         connection.execute("insert into sign_ins values ('a@b.c', 1, now(), '{}')")
     add_revision("update sign_ins set note = 'kept'")
-    assert pending(database_url) == ("1010",)
+    assert pending(database_url) == ("1040",)
     assert is_migrated(database_url) is False
-    assert migrate(database_url) == MigrationReport(before="1000", after="1010", applied=("1010",))
+    assert migrate(database_url) == MigrationReport(before="1033", after="1040", applied=("1040",))
     with psycopg.connect(database_url) as connection:
         # Processes of the release before it may go on.
-        assert schema_of(connection) == ("1010", "1000")
+        assert schema_of(connection) == ("1040", "1000")
         assert connection.execute("select key, note from sign_ins").fetchall() == [("a@b.c", "kept")]
     assert migrate(database_url).applied == ()
 
@@ -135,7 +135,7 @@ def test_a_migration_that_fails_changes_nothing(database_url: str, add_revision:
     add_revision("select 1 / 0")
     with pytest.raises(DBAPIError, match="division by zero"):
         migrate(database_url)
-    assert pending(database_url) == ("1010",)
+    assert pending(database_url) == ("1040",)
     with psycopg.connect(database_url) as connection, pytest.raises(psycopg.errors.UndefinedColumn):
         connection.execute("select note from sign_ins")
 
@@ -149,7 +149,7 @@ def test_a_migration_is_refused_while_a_table_is_read(
         backup.execute("select from sign_ins")
         with pytest.raises(MigrationBlocked, match="such as a backup"):
             migrate(database_url)
-    assert pending(database_url) == ("1010",)
+    assert pending(database_url) == ("1040",)
 
 
 def test_revisions_are_named_and_ordered_as_alembic_applies_them() -> None:

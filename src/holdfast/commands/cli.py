@@ -529,6 +529,25 @@ def places_command(
             fail(str(exc), GAVE_UP)
 
 
+@app.command("verify-statement", rich_help_panel=CHECK)
+def verify_statement_command(
+    file: Annotated[Path, typer.Argument(help="The signed statement.")],
+    newer: Annotated[
+        Path | None,
+        typer.Argument(help="A newer one, which must have its operations or go on from them.", show_default=False),
+    ] = None,
+    *,
+    keys: Annotated[Path, typer.Option(help="The service's public keys, holdfast-statement-keys.json.")],
+) -> None:
+    """Check a signed statement of an account, and name what was altered in it.
+
+    It runs verify_statement.py, which customers have too. Neither the service nor its settings are used.
+    """
+    from holdfast.ledger.credit.verify_statement import run
+
+    raise typer.Exit(run([str(each) for each in (file, newer) if each is not None], str(keys)))
+
+
 @app.command("version", hidden=True)
 def version_command() -> None:
     """Print the version, as --version does."""

@@ -1,7 +1,6 @@
 """The account's statement: every operation on its credit with the totals after it, as pages or a CSV file.
 
-Or as a signed file, which proves itself to whoever has the public key: the keys and the program that checks it are
-here, too.
+Or as a signed file, which the public keys and a program, also sent from here, prove unaltered.
 """
 
 from __future__ import annotations

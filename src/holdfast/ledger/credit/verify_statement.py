@@ -134,7 +134,7 @@ def time_of(text: str | None) -> datetime | None:
 # --------------------------------------------------------------------------------------------------- the statement
 
 
-class Operation(NamedTuple):
+class OperationLine(NamedTuple):
     """A line with an operation: its place in the file, its JSON, its hash as it states it, and what is checked."""
 
     place: int
@@ -207,7 +207,7 @@ class Check:
                 line = line[:-2]
             yield line[:-1] if line.endswith(b"\n") else line
 
-    def read_operations(self, lines: Iterator[bytes]) -> Iterator[Operation]:
+    def read_operations(self, lines: Iterator[bytes]) -> Iterator[OperationLine]:
         """Yield the operations until the last line of the statement; say what is none, and what follows that."""
         for line in lines:
             match, end = OPERATION.fullmatch(line), END.fullmatch(line)
@@ -218,14 +218,14 @@ class Check:
             if match and is_operation(values):
                 account_id, number, _, _, _, postings, balance, held, *_ = values
                 checked, unreadable, self.unreadable = (account_id, number, postings), self.unreadable, 0
-                yield Operation(self.place, match[1], match[2].decode(), *checked, (balance, held), unreadable)
+                yield OperationLine(self.place, match[1], match[2].decode(), *checked, (balance, held), unreadable)
             elif end and (fields := object_of(END, line, END_FIELDS)):
                 self.end, self.end_line = fields, (end[1], end[2])
             else:
                 self.unreadable += 1
                 self.found(f"Line {self.place} is not a line of a statement: it was altered, added or cut off.")
 
-    def check_operations(self, operations: Iterator[Operation]) -> None:
+    def check_operations(self, operations: Iterator[OperationLine]) -> None:
         """Check the place of each operation and, if it is the next one, that it follows from the one before it."""
         each = next(operations, None)
         while each is not None:
@@ -239,7 +239,7 @@ class Check:
         else:
             self.check_gap(self.number + 1, last + 1, self.unreadable)
 
-    def is_in_place(self, each: Operation, after: Operation | None) -> bool:
+    def is_in_place(self, each: OperationLine, after: OperationLine | None) -> bool:
         """Whether an operation is the next one; if not, say why, for which the line after it is needed, too."""
         what, due = f"Line {each.place}, operation {each.number}", self.number + 1
         first, last = self.first["first_number"], self.first["last_number"]
@@ -266,7 +266,7 @@ class Check:
             self.go_on(each, each.number)
         return False
 
-    def go_on(self, each: Operation, number: int) -> None:
+    def go_on(self, each: OperationLine, number: int) -> None:
         """Check the next operation against this one, as it is."""
         self.number, self.hashes, self.totals = number, {each.hash}, each.totals
 
@@ -277,7 +277,7 @@ class Check:
             which = f"Operation {start} is" if stop == start + 1 else f"Operations {start} to {stop - 1} are"
             self.found(f"{which} missing after operation {start - 1}.")
 
-    def check_next(self, each: Operation) -> None:
+    def check_next(self, each: OperationLine) -> None:
         """Check the next operation against the one before it: its hash, and that its totals follow."""
         what, count = f"Line {each.place}, operation {each.number}", len(self.findings)
         computed = {hash_after(before, each.content) for before in self.hashes}
@@ -357,7 +357,8 @@ def is_operation(values: Any) -> bool:
         isinstance(values, list)
         and [type(value) for value in values[:8]] == [str, int, str, str, int, list, int, int]
         and all(
-            isinstance(posting, list) and len(posting) == 3 and type(posting[1]) is int for posting in values[5]
+            isinstance(posting, list) and [type(value) for value in posting[:2]] == [str, int] and len(posting) == 3
+            for posting in values[5]
         )
     )
 

@@ -1,6 +1,6 @@
 """The public keys that have signed statements: one that was replaced stays, with the time of its last use.
 
-Whoever learns the secret of a replaced key can sign a statement of any time, but none of later than that is valid.
+A statement that states a later time is not valid, should the secret of a replaced key become known.
 """
 
 from __future__ import annotations
