@@ -76,13 +76,17 @@ def made_history(count: int, seed: int = 0, account_id: str = "acct_1") -> list[
             case "a":
                 decided = decide_adjustment(state, amount_micro=chance.choice((some, -some // 9)), **stated)
             case "h":
-                hold = {"hold_id": f"hold_{number}", "reference": f"task_{number}", "amount_micro": some // 9}
+                hold: dict[str, Any] = {
+                    "hold_id": f"hold_{number}",
+                    "reference": f"task_{number}",
+                    "amount_micro": some // 9,
+                }
                 decided = decide_hold(state, **hold, **about)
             case "s" if state.holds:
                 hold_id = chance.choice(list(islice(state.holds, 20)))
-                charge = {"charge_micro": chance.randrange(state.holds[hold_id] + 1)}
+                charge_micro = chance.randrange(state.holds[hold_id] + 1)
                 decided = (
-                    decide_capture(state, hold_id=hold_id, **charge, **stated)
+                    decide_capture(state, hold_id=hold_id, charge_micro=charge_micro, **stated)
                     if chance.random() < 0.7
                     else decide_release(state, hold_id=hold_id, **stated)
                 )

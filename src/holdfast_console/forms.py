@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
+import io
 import re
 from collections.abc import Mapping
 from typing import Final
 from urllib.parse import parse_qsl
 
 import msgspec
+from multipart import MultipartError, MultipartParser, parse_options_header
 
 from holdfast.http.kit.bodies import convert_body
+from holdfast.http.kit.forms import FormFile, is_form
 from holdfast.ledger.refusals import Refusal
 
 _BELOW: Final = re.compile(r"(?:[/?][\x21-\x5b\x5d-\x7e]*)?", re.ASCII)
@@ -85,6 +89,25 @@ def parse_form(raw: bytes, content_type: str | None) -> dict[str, str] | Refusal
     except ValueError:
         return Refusal(code="invalid_parameter", message="The form could not be read.")
     return {name: value.strip() for name, value in pairs if value.strip()}
+
+
+def parse_file_form(raw: bytes, content_type: str | None) -> tuple[dict[str, str], tuple[FormFile, ...]] | Refusal:
+    """Read a form that may have files: its fields as :func:`parse_form` does, and its files, without empty ones."""
+    if not is_form(content_type):
+        parsed = parse_form(raw, content_type)
+        return parsed if isinstance(parsed, Refusal) else (parsed, ())
+    boundary = parse_options_header(content_type)[1].get("boundary", "")
+    limits = {"part_limit": FIELDS_MAX, "spool_limit": len(raw), "memory_limit": len(raw)}
+    fields, files = dict[str, str](), list[FormFile]()
+    try:
+        for part in MultipartParser(io.BytesIO(raw), boundary, strict=True, **limits):
+            if part.filename is None and part.value.strip():
+                fields[part.name] = part.value.strip()
+            elif part.filename is not None and part.raw:
+                files.append(FormFile(part.name, hashlib.sha256(part.raw).hexdigest(), content=part.raw))
+    except (MultipartError, ValueError):
+        return Refusal(code="invalid_parameter", message="The form could not be read.")
+    return fields, tuple(files)
 
 
 def body_of_form(fields: Mapping[str, object], shape: type[msgspec.Struct]) -> msgspec.Struct | Refusal:

@@ -33,6 +33,7 @@ from holdfast_console.forms import (
     RETURN_FIELD,
     FormAttempt,
     body_of_form,
+    parse_file_form,
     parse_form,
 )
 from holdfast_console.rendering import Again, Headers, Html, Redirect
@@ -89,7 +90,7 @@ class PageCall(Call):
         return found
 
     async def read_form(self) -> Refusal | None:
-        """Read the form that was sent; one that may be large is counted in memory until the request ends."""
+        """Read the form that was sent, and its files; one that may be large is counted until the request ends."""
         view, count = self.route, None
         assert isinstance(view, View)
         with ExitStack() as opened:
@@ -101,7 +102,15 @@ class PageCall(Call):
         refusal = None if held is None else held.begin_request()
         if refusal is not None:
             return refusal
-        form = parse_form(raw, self.request.headers.get("Content-Type"))
+        content_type = self.request.headers.get("Content-Type")
+        if view.takes_file:
+            parse = functools.partial(parse_file_form, raw, content_type)
+            parsed = await self.compute(parse, caller=f"origin:{self.origin()}")
+            if isinstance(parsed, Refusal):
+                return parsed
+            self.form, self.files = parsed
+            return None
+        form = parse_form(raw, content_type)
         if isinstance(form, Refusal):
             return form
         self.form = form
@@ -279,6 +288,8 @@ class View(Needs):
 
     handler: ViewHandler
     form_bytes_max: int = FORM_BYTES_MAX
+    takes_file: bool = False
+    """The form may have a file, in memory: ``form_bytes_max`` is then of all."""
     is_for_browsers: bool = False
     """Clients that do not ask for HTML find nothing here."""
     is_upload: bool = False
@@ -299,6 +310,7 @@ class ViewTable:
         method: Method = "GET",
         auth: Auth | None = None,
         form_bytes_max: int = FORM_BYTES_MAX,
+        takes_file: bool = False,
         is_for_browsers: bool = False,
         is_upload: bool = False,
     ) -> Callable[[ViewHandler], ViewHandler]:
@@ -312,6 +324,7 @@ class ViewTable:
                     handler=handler,
                     auth=auth or self._auth,
                     form_bytes_max=form_bytes_max,
+                    takes_file=takes_file,
                     is_for_browsers=is_for_browsers,
                     is_upload=is_upload,
                 )

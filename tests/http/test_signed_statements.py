@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import random
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ import pytest
 import sqlalchemy
 import trio
 from tests.clients import refused
-from tests.made_statements import ALTERATIONS, REASONS, START, expected, findings, made_history
+from tests.made_statements import REASONS, START, findings, made_history
 
 from holdfast.http.kit.credentials import ACCOUNT_READ, TASKS_READ
 from holdfast.ledger.clock import format_time
@@ -247,23 +246,14 @@ async def test_rows_that_do_not_follow_are_not_signed(api: Api, change: str, num
 
 
 @pytest.mark.slow
-async def test_many_rows_are_exported_and_each_alteration_is_found(api: Api) -> None:
-    count = int(os.environ.get("STATEMENT_OPERATIONS", "3000"))
+async def test_many_rows_are_exported_and_proven(api: Api) -> None:
+    count = int(os.environ.get("STATEMENT_OPERATIONS", "10000"))
     await add_history(api, made_history(count, seed=5, account_id=api.account_id))
     async with api.serving() as base, httpx2.AsyncClient(base_url=base, timeout=600) as client:
-        begun = time.perf_counter()
+        begun, used = time.perf_counter(), time.process_time()
         content = (await client.get(STATEMENT, headers={"Authorization": f"Bearer {api.session}"})).content
-        took = time.perf_counter() - begun
-    keys = await keys_of(api)
-    begun = time.perf_counter()
-    check(content, keys)
-    sys.stderr.write(f"{count} operations, {len(content)} bytes: exported in {took:.1f} s, ")
-    sys.stderr.write(f"checked in {time.perf_counter() - begun:.1f} s\n")
-    lines = content.splitlines(keepends=True)
-    for alteration in ALTERATIONS:
-        k = random.Random(alteration.name).randrange(100, count - 100)
-        altered = b"".join(alteration.alter(list(lines), k))
-        found = findings(altered, keys)
-        assert found, alteration.name
-        if "signed by" not in alteration.name and "rewritten, with" not in alteration.name:
-            assert found == expected(alteration, k=k, n=count), alteration.name
+        took = f"{time.perf_counter() - begun:.1f} s, {time.process_time() - used:.1f} s of CPU with the client's"
+    used = time.process_time()
+    assert check(content, await keys_of(api)).number == count
+    checked = f"{time.process_time() - used:.1f} s of CPU"
+    sys.stderr.write(f"{count} operations, {len(content)} bytes: exported in {took}; checked in {checked}\n")
