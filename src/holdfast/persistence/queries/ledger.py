@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from itertools import groupby
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, select, text
 
-from holdfast.ledger.credit.operations import CHAIN_START, NewLot, Operation, Posting
+from holdfast.ledger.credit.operations import CHAIN_START, NewLot, Operation
 from holdfast.ledger.credit.signed_statement import ChainPoint, StatementRange
 from holdfast.persistence.records.reading import OPERATION, operation_of
 from holdfast.persistence.records.tables import credit_lots, operations, postings
@@ -149,14 +150,16 @@ def chained_operations(rows: Connection, account_id: str, numbers: Numbers) -> l
     ]
 
 
-def _postings(rows: Connection, account_id: str, within: ColumnElement[bool]) -> dict[int, tuple[Posting, ...]]:
-    """Return the postings of the operations that ``within`` selects by number, in posting order."""
+def _postings(
+    rows: Connection, account_id: str, within: ColumnElement[bool]
+) -> dict[int, list[tuple[str, int, int | None]]]:
+    """Return the postings of the operations that ``within`` selects, by number and in posting order."""
     found = rows.execute(
         select(postings.c.number, postings.c.ledger_account, postings.c.amount_micro, postings.c.lot)
         .where(postings.c.account_id == account_id, within)
         .order_by(postings.c.number, postings.c.line)
     )
     return {
-        number: tuple(Posting(posting.ledger_account, posting.amount_micro, posting.lot) for posting in group)
-        for number, group in groupby(found, key=lambda posting: int(posting.number))
+        number: [(ledger_account, amount_micro, lot) for _, ledger_account, amount_micro, lot in group]
+        for number, group in groupby(found, key=itemgetter(0))
     }
