@@ -35,6 +35,8 @@ class StreamReader:
         self.status = 0
         self.is_complete = False
         """Whether the response has ended as it should: with its last chunk."""
+        self.chunks = 0
+        """How many parts of the response have been received."""
 
     async def read_head(self) -> None:
         self.head = (await self._until(b"\r\n\r\n")).decode().lower()
@@ -47,6 +49,7 @@ class StreamReader:
                 while b"\n\n" not in self._text:
                     size = int((await self._until(b"\r\n")).strip() or b"0", 16)
                     self._text += (await self._exactly(size + 2))[:size]
+                    self.chunks += 1
                     if not size:
                         self.is_complete = True
                         return None

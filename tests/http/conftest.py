@@ -98,7 +98,11 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         wall=lambda: NOW,
         conditions=Conditions(Reporter()),
         access=Access(lookups=GroupedLookups(NoRows().read)),
-        following=Following(changes=Changes(), waiting=WaitingCalls(per_account_max=500, all_max=2048)),
+        following=Following(
+            changes=Changes(),
+            waiting=WaitingCalls(per_account_max=500, all_max=2048),
+            stream_lookups=GroupedLookups(NoRows().read),
+        ),
         sending=Sending(mailer=mailer, events=FakeEventCommands()),
         storage=Storage(store=store, claims=ContentClaims(no_connection)),
         payments=Payments(card=None, unmatched_events=FakeUnmatchedEvents(), order_checks=FakeOrderChecks()),

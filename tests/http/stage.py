@@ -141,7 +141,8 @@ class Stage(Caller):
         """Replace dependencies, in whichever group they are; the lookups read the database."""
         deps = self.app.deps
         if "database" in parts:
-            parts.setdefault("lookups", GroupedLookups(parts["database"].read))
+            for name in ("lookups", "stream_lookups"):
+                parts.setdefault(name, GroupedLookups(parts["database"].read))
         for name, group in [(each.name, getattr(deps, each.name)) for each in fields(deps)]:
             if isinstance(group, GROUPS):
                 own = {each.name: parts.pop(each.name) for each in fields(group) if each.name in parts}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from datetime import timedelta
 
 import msgspec
@@ -12,8 +12,8 @@ import pytest
 import trio
 from sqlalchemy import update
 from tests.clients import ok, refused
-from tests.event_streams import Event, reading
-from trio.testing import wait_all_tasks_blocked
+from tests.event_streams import Event, StreamReader, reading
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.http.endpoints.tasks import following as account_following
 from holdfast.http.kit.fair_shares import READS_PER_CALLER_MAX
@@ -30,6 +30,8 @@ from .order_stand_ins import make_order
 
 ID = "task_" + "1" * 32
 PATH = f"/v2/task/{ID}"
+OWNED = {ACCOUNT: (1, 2), OTHER_ACCOUNT: (3,)}
+OTHER_SESSION = "hst_" + "o" * 43
 
 
 async def write(api: Api, task: Task, extent: Extent = Extent.ANYTHING) -> None:
@@ -377,6 +379,47 @@ async def test_the_streams_of_a_disabled_account_end(api: Api, monkeypatch: pyte
         while await stream.next() is not None:
             pass
         assert stream.is_complete
+
+
+async def test_what_streams_of_accounts_ask_for_at_a_time_is_read_and_sent_together(
+    api: Api, mock_clock: MockClock
+) -> None:
+    tasks = {account: [f"task_{number}{'0' * 31}" for number in numbers] for account, numbers in OWNED.items()}
+    for account_id, ids in tasks.items():
+        for request_id in ids:
+            await api.add_task(msgspec.structs.replace(api.task(request_id), account_id=account_id))
+    await api.add_session(OTHER_ACCOUNT, "ses_other", OTHER_SESSION)
+    async with AsyncExitStack() as opened, api.serving() as base:
+        streams = [
+            (account_id, await opened.enter_async_context(reading(base, session, path="/v2/control/stream")))
+            for account_id, session in ((ACCOUNT, api.session), (OTHER_ACCOUNT, OTHER_SESSION)) * 2
+        ]
+        for _, stream in streams:
+            assert (await next_batch(stream))[-1:] == ["account"]
+        await wait_all_tasks_blocked()
+        mock_clock.jump(account_following.ACCOUNT_PAUSE_S + account_following.GROUP_S / 2)
+        await wait_all_tasks_blocked()
+        reads, chunks = api.rows.reads, [stream.chunks for _, stream in streams]
+        changes = api.deps.following.changes
+        changes.note(Change(account, each) for account, ids in tasks.items() for each in (*ids, account))
+        await wait_all_tasks_blocked()
+        assert api.rows.reads == reads
+        mock_clock.jump(account_following.GROUP_S)
+        for account_id, stream in streams:
+            assert await next_batch(stream) == [*tasks[account_id], "account"]
+        # The first reads alone; what the others ask for meanwhile is the next group.
+        assert api.rows.reads == reads + 2
+        assert [stream.chunks for _, stream in streams] == [count + 1 for count in chunks]
+        mock_clock.rate = 100.0  # the server stops in its own time
+
+
+async def next_batch(stream: StreamReader) -> list[str]:
+    """Return the ids of the tasks up to the next event of the account, and what that is called."""
+    found = []
+    while (event := await stream.next()) is not None and event.fields["event"] == "task":
+        found.append(event.data["request_id"])
+    assert event is not None
+    return [*found, event.fields["event"]]
 
 
 async def test_an_id_that_the_task_has_not_reached_hides_nothing(api: Api) -> None:

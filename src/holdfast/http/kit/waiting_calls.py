@@ -11,10 +11,13 @@ from typing import Final
 from holdfast.http.kit.fair_shares import FairShares
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal.changes import Changes, Watch
+from holdfast.persistence.server.lookups import GroupedLookups
 from holdfast.telemetry import metrics
 
 STREAM_READS_MAX: Final = 2
 """Of a caller's streams together, beside its other reads: those do not wait for what hundreds of streams read."""
+STREAMS_PER_READ_MAX: Final = 16
+"""For how many streams of accounts one query reads: each may be sent many rows, and a row may have megabytes."""
 
 
 class Wait:
@@ -116,9 +119,11 @@ class WaitingCalls:
 class Following:
     """What requests that wait, and streams, need to follow what changes.
 
-    ``waiting`` counts them, and ``stream_shares`` are the shares of what the streams of an account read.
+    ``waiting`` counts them, ``stream_shares`` are the shares of what the streams of an account read, and
+    ``stream_lookups`` read for those of all accounts.
     """
 
     changes: Changes
     waiting: WaitingCalls
+    stream_lookups: GroupedLookups
     stream_shares: FairShares = field(default_factory=lambda: FairShares(at_once_max=STREAM_READS_MAX))

@@ -277,9 +277,9 @@ class RechargedBody(msgspec.Struct, frozen=True):
 
 def account_body(totals: AccountTotals) -> AccountBody:
     """Render an account's totals."""
-    return render(
-        AccountBody,
-        totals,
+    return AccountBody(
+        totals.account_id,
+        balance=format_amount(totals.balance_micro),
         held_total=format_amount(totals.held_micro),
         available_balance=format_amount(totals.balance_micro - totals.held_micro),
         tier={},

@@ -12,6 +12,7 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import StoredListBody
 from holdfast.http.schemas.common import AmountGiven, Input, ModelId, render
 from holdfast.ledger.catalog.models import Modality
+from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, TaskId, Time
 from holdfast.ledger.tasks.public import PublicTask, public_task
@@ -151,7 +152,9 @@ def task_body(
     Results of a task that has not succeeded have links only ``for_operators``.
     """
     public = public_task(deps.urls, task, now=now or deps.now(), for_operators=for_operators)
-    progress = [render(ProgressBody, entry) for entry in task.state.progress]
+    progress = [
+        ProgressBody(format_time(ts), *rest) for ts, *rest in map(msgspec.structs.astuple, task.state.progress)
+    ]
     return TaskBody(**msgspec.structs.asdict(public), provider_progress=progress)
 
 

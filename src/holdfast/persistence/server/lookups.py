@@ -65,10 +65,11 @@ class _Asker:
 
 
 class GroupedLookups:
-    """Reads lookups in groups by ``read``, :data:`GROUPS_MAX` groups at a time."""
+    """Reads lookups in groups of ``callers_max`` callers by ``read``, :data:`GROUPS_MAX` groups at a time."""
 
-    def __init__(self, read: ReadRows) -> None:
+    def __init__(self, read: ReadRows, *, callers_max: int = CALLERS_MAX) -> None:
         self._read = read
+        self._callers_max = callers_max
         self._waiting: list[_Asker] = []
         self._groups = 0
         self._begun_at = 0.0
@@ -111,7 +112,7 @@ class GroupedLookups:
 
     async def _read_group(self, first: _Asker) -> None:
         """Read for a caller and those that wait."""
-        others = CALLERS_MAX - 1
+        others = self._callers_max - 1
         askers, self._waiting = [first, *self._waiting[:others]], self._waiting[others:]
         self._begun_at = trio.current_time()
         fault: Exception | None = None

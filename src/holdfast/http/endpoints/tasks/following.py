@@ -6,15 +6,15 @@ resumes with ``Last-Event-ID``.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+import math
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 import trio
 from quart import Response
-from sqlalchemy import Connection
 
 from holdfast.actors.runtime.faults import AskFault
 from holdfast.http.kit.calls import Auth, Call
@@ -36,18 +36,15 @@ from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.journal.changes import Watch
-from holdfast.persistence.queries.following import AccountPosition, account_position, find_orders, rows_after
-from holdfast.persistence.queries.tasks import find_tasks
+from holdfast.persistence.queries.following import ROWS_AT_ONCE, Asked, Rows, find_changed, find_rows
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.persistence.server.lookups import Lookup
 
-ACCOUNT_PAUSE_S: Final = 1.0
-"""Between two batches of an account's events."""
-ROWS_AT_ONCE: Final = 16
-"""How many changed rows are read at once: a task's may have megabytes."""
-
-_Rows: TypeAlias = Mapping[str, tuple[str, Task | Order | UnreadableRow]]
-"""Tasks and orders by their ids, each with its account's id."""
+ACCOUNT_PAUSE_S: Final = 0.9
+"""After a batch of an account's events; the next one begins at a multiple of ``GROUP_S``, so a second later."""
+GROUP_S: Final = 0.1
+"""Streams of accounts ask for what has changed at multiples of this, so that it is read for several at once."""
 
 route = RouteTable("Tasks")
 
@@ -138,10 +135,11 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
     ``position`` is the last one sent. Rows are looked for from there if notices may have been missed, and first.
     """
     clock = StreamClock()
-    call.read_shares = call.deps.following.stream_shares
+    following = call.deps.following
+    call.read_shares = following.stream_shares
     sent: AccountBody | None = None
     position, missed = after, True
-    row_ids: list[str] = []
+    row_ids: Sequence[str] = ()
     yield b"retry: %d\n\n" % RETRY_MS
     while True:
         try:
@@ -149,50 +147,42 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
                 if isinstance(await _caller_of_all(call), Refusal):
                     return
                 yield b": idle\n\n"
-            found, row_ids, rows = await _changed_rows(call, account_id, row_ids, position, missed=missed)
+            lookup = Lookup(find_changed, Asked(account_id, tuple(row_ids), position, missed))
+            await following.stream_shares.run(account_id, partial(following.stream_lookups.run, lookup))
+            assert lookup.found is not None
+            number, totals, row_ids, rows = lookup.found
+            lookup.found, events = None, b""
             for start in range(0, len(row_ids), ROWS_AT_ONCE):
                 part = row_ids[start : start + ROWS_AT_ONCE]
-                rows = rows if start == 0 else await call.read(partial(_find_rows, row_ids=part))
-                for row_id in part:
-                    owner, row = rows.get(row_id, (None, None))
-                    if owner == account_id:
-                        yield _row_event(call, row_id, row)
+                if start:
+                    if events:
+                        yield events
+                    rows = await call.read(partial(find_rows, row_ids=part))
+                # A row may be large: while its events are sent, only they are in memory.
+                events, rows = _row_events(call, account_id, part, rows), {}
         except (DatabaseAway, AskFault):
             if watch.is_ending:
                 return
             await trio.sleep(RETRY_S)
             continue
-        body = account_body(found.totals)
-        if row_ids or sent != body or position != found.number:
-            yield event("account", body, found.number)
-            sent, position = body, found.number
+        body = account_body(totals)
+        if row_ids or sent != body or position != number:
+            events += event("account", body, number)
+            sent, position = body, number
+        if events:
+            yield events
+            del events
         if watch.is_ending or trio.current_time() >= clock.ends_at:
             return
         await trio.sleep(ACCOUNT_PAUSE_S)
         await watch.wait(min(clock.check_at, clock.ends_at))
+        await trio.sleep_until(math.ceil(trio.current_time() / GROUP_S) * GROUP_S)
         row_ids, missed = watch.take()
 
 
-async def _changed_rows(
-    call: Call, account_id: str, row_ids: list[str], after: int | None, *, missed: bool
-) -> tuple[AccountPosition, list[str], _Rows]:
-    """Return the account as it is, then the ids of the rows to send, each once, and the first of these rows."""
-
-    def read(rows: Connection) -> tuple[AccountPosition, list[str], _Rows]:
-        found = account_position(rows, account_id)
-        # Without a notice it was changed by a process that is no member, as a command.
-        is_sought = missed or (not row_ids and found.number != after)
-        others = rows_after(rows, account_id, after) if is_sought else []
-        wanted = [each for each in dict.fromkeys((*row_ids, *others)) if each != account_id]
-        return found, wanted, _find_rows(rows, wanted[:ROWS_AT_ONCE])
-
-    return await call.read(read)
-
-
-def _find_rows(rows: Connection, row_ids: list[str]) -> _Rows:
-    tasks = [each for each in row_ids if each.startswith("task_")]
-    orders = [each for each in row_ids if each.startswith("ord_")]
-    return {**(find_tasks(rows, tasks) if tasks else {}), **(find_orders(rows, orders) if orders else {})}
+def _row_events(call: Call, account_id: str, row_ids: Sequence[str], rows: Rows) -> bytes:
+    found = [(row_id, *rows.get(row_id, (None, None))) for row_id in row_ids]
+    return b"".join(_row_event(call, row_id, row) for row_id, owner, row in found if owner == account_id)
 
 
 def _row_event(call: Call, row_id: str, row: Task | Order | UnreadableRow | None) -> bytes:
