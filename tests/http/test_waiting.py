@@ -381,9 +381,7 @@ async def test_the_streams_of_a_disabled_account_end(api: Api, monkeypatch: pyte
         assert stream.is_complete
 
 
-async def test_what_streams_of_accounts_ask_for_at_a_time_is_read_and_sent_together(
-    api: Api, mock_clock: MockClock
-) -> None:
+async def test_streams_of_accounts_are_read_and_sent_together(api: Api, mock_clock: MockClock) -> None:
     tasks = {account: [f"task_{number}{'0' * 31}" for number in numbers] for account, numbers in OWNED.items()}
     for account_id, ids in tasks.items():
         for request_id in ids:
