@@ -99,7 +99,7 @@ def test_fields_and_files_of_forms_have_a_type(document: dict[str, Any]) -> None
     operations = [operation for methods in document["paths"].values() for operation in methods.values()]
     contents = [operation["requestBody"]["content"] for operation in operations if "requestBody" in operation]
     forms = [content["multipart/form-data"]["schema"] for content in contents if "multipart/form-data" in content]
-    assert len(forms) == 4
+    assert len(forms) == 5
     for form in forms:
         for name, each in form["properties"].items():
             assert each["description"], name

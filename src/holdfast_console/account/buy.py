@@ -91,7 +91,7 @@ async def buy(visit: Visit) -> ViewResult:
         "other": OTHER,
         "amount_min": format_amount(CARD_MIN_MICRO),
         "amount_max": format_amount(settings.order_max_micro),
-        # An order that the provider did not hear of yet is gone on with.
+        # An order that the provider does not know yet is gone on with.
         "kept_key": call.form.get(IDEMPOTENCY_FIELD, "") if attempt and attempt.code in PROVIDER_AWAY else "",
         "credit_days": settings.paid_credit_days,
         "has_sandbox": settings.sandbox_enabled,

@@ -27,7 +27,7 @@ REASONS: Final[Mapping[str, str]] = {
     "authentication_required": "the bank wants you to approve the payment",
     "payment_intent_authentication_failure": "it was not approved at the bank",
 }
-"""By the provider's codes. What they say of lost and stolen cards is for nobody's eyes."""
+"""By the provider's codes. What they say of lost and stolen cards is not shown."""
 
 SWITCHED_OFF: Final[Mapping[str, str]] = {
     "disputed": "a payment of a top-up was disputed",

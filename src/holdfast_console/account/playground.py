@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from holdfast.http.endpoints.catalog import ModelDetails, ModelList, QuoteBody, list_models, quote
-from holdfast.http.endpoints.files import FileBody
-from holdfast.http.endpoints.tasks.owners_tasks import create_own_task, upload_own_file
+from holdfast.http.endpoints.files import FileBody, upload_own_file
+from holdfast.http.endpoints.tasks.owners_tasks import create_own_task
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.values import shown
 from holdfast.http.schemas.tasks import TaskBody

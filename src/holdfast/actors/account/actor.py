@@ -555,7 +555,7 @@ class AccountActor(JournaledActor):
             case CreateTask():
                 return self._refuse_key(message.request.api_key_id, message.scope)
             case RefuseTask() | BeginAttempt():
-                return self._refuse_key(message.api_key_id, message.scope)
+                return self._refuse_key(message.api_key_id or None, message.scope)
         return None
 
     def _refuse_key(self, key_id: str | None, scope: str) -> Refusal | None:

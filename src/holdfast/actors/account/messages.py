@@ -105,11 +105,11 @@ class BeginAttempt(Command[None], frozen=True):
 class RefuseTask(Command[TaskAccepted | Replayed[TaskAccepted]], frozen=True):
     """Store the refusal of a task under its Idempotency-Key. Reply: the refusal, or what the used key replays.
 
-    ``api_key_id`` must be live and have ``scope``, as for :class:`CreateTask`.
+    ``api_key_id`` must be live and have ``scope``, as for :class:`CreateTask`; it is empty for the owner's session.
     """
 
     refusal: Refusal
-    api_key_id: str | None
+    api_key_id: str
     scope: str
     idempotency: IdempotencyKey
 

@@ -99,6 +99,21 @@ async def upload_file(call: Call) -> Outcome:
 
 
 @route(
+    "POST",
+    "/v2/control/files",
+    summary="Upload a file with a session: as the part `file` of a form, or as the whole body",
+    auth=Auth.SESSION,
+    files_max=1,
+    form_files={"file": "The file."},
+    reply=FileBody,
+    parameters=(DISPOSITION,),
+)
+async def upload_own_file(call: Call) -> Outcome:
+    """The type in the response is that of the file's first bytes, whatever its name or its sender say."""
+    return await upload_file(call)
+
+
+@route(
     "GET",
     "/v2/files",
     summary="List the account's files; newest first",

@@ -159,7 +159,7 @@ async def _ask_account(
         if idempotency is None or command.code not in STORED_REFUSALS:
             reply = await call.refuse(command, idempotency, TaskAccepted)
         else:
-            reply = await call.ask(account, RefuseTask(command, key.key_id or None, TASKS_WRITE, idempotency))
+            reply = await call.ask(account, RefuseTask(command, key.key_id, TASKS_WRITE, idempotency))
     else:
         reply = await call.ask(account, command)
         if isinstance(reply, Refusal) and reply.code == "rate_limit_exceeded":

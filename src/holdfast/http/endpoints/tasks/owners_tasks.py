@@ -1,19 +1,17 @@
-"""The calls of tasks and files by their owner's session, which needs no API key.
+"""The calls of tasks by their owner's session, which needs no API key.
 
 A task that is created so has no ``api_key_id``; the limits of the account count for it.
 """
 
 from __future__ import annotations
 
-from holdfast.http.endpoints.files import FileBody, upload_file
 from holdfast.http.endpoints.tasks.media_tasks import cancel_task, create_task, list_tasks, read_task, retry_task
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import API_KEY_ID, END_USER, METADATA, MODEL, PAGE, STATUS
 from holdfast.http.kit.responses import IF_NONE_MATCH, NOT_MODIFIED
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.kit.waiting import WAIT
-from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskList
-from holdfast.http.services.files import DISPOSITION
+from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskBounds, TaskList
 from holdfast.http.services.tasks import CREATE_ERRORS
 
 route = RouteTable("Tasks", auth=Auth.SESSION)
@@ -64,6 +62,7 @@ async def read_own_task(call: Call) -> Outcome:
     "POST",
     "/v2/control/tasks/{request_id}/retry",
     summary="Retry an ended task with a session: as a new task, at the current price",
+    body=TaskBounds,
     reply=TaskBody,
     parameters=(IDEMPOTENCY_KEY,),
     errors=("task_not_found", "task_not_terminal", "task_input_expired", *CREATE_ERRORS),
@@ -83,17 +82,3 @@ async def retry_own_task(call: Call) -> Outcome:
 async def cancel_own_task(call: Call) -> Outcome:
     """The first to commit wins, the cancel or the result; the response shows which."""
     return await cancel_task(call)
-
-
-@route(
-    "POST",
-    "/v2/control/files",
-    summary="Upload a file with a session: as the part `file` of a form, or as the whole body",
-    files_max=1,
-    form_files={"file": "The file."},
-    reply=FileBody,
-    parameters=(DISPOSITION,),
-)
-async def upload_own_file(call: Call) -> Outcome:
-    """The type in the response is that of the file's first bytes, whatever its name or its sender say."""
-    return await upload_file(call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.persistence.server.upgrade import run_script
 
-revision = "1003"
+revision = "1001"
 down_revision = "1000"
 # Processes of the release before do not know the table, and need not.
 serves_from = "1000"
