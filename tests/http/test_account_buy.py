@@ -97,7 +97,7 @@ async def test_an_amount_of_ones_own_is_refused_beside_its_field(
     assert [each.request.amount_micro for each in rules.orders.values()] == [7_500_000]
 
 
-async def test_an_order_that_the_provider_did_not_hear_of_is_gone_on_with(api: Api, owner: AccountReader) -> None:
+async def test_an_order_that_the_provider_does_not_know_is_gone_on_with(api: Api, owner: AccountReader) -> None:
     rules, (card, _) = api.use_order_rules(), api.configure_card()
     card.fault = CardTimeout("too slow")
     away = await send(owner, BUY, choice="10.00", idempotency_key="k" * 22)
@@ -366,7 +366,7 @@ def test_what_became_of_an_order_is_one_sentence(
     ("returned", "label"),
     [("succeeded", "confirming"), ("pending", "confirming"), ("failed", "not paid"), ("x", "not paid")],
 )
-def test_who_comes_back_from_the_provider_is_told_to_wait(returned: str, label: str) -> None:
+def test_who_comes_back_from_the_provider_is_asked_to_wait(returned: str, label: str) -> None:
     assert shown({}, returned=returned).label == label
     assert shown(PAID, returned=returned).label == "paid"
 

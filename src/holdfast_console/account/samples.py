@@ -13,24 +13,24 @@ from holdfast.http.endpoints.catalog import ModelDetails
 KEY_PLACEHOLDER = "YOUR_API_KEY"
 
 
-class Program(NamedTuple):
+class CodeSample(NamedTuple):
     """The text of a program, and the language that it is in."""
 
     language: str
     text: str
 
 
-def create_samples(base_url: str, body: Mapping[str, object], api_key: str = KEY_PLACEHOLDER) -> list[Program]:
+def create_samples(base_url: str, body: Mapping[str, object], api_key: str = KEY_PLACEHOLDER) -> list[CodeSample]:
     """Return the call that creates a task of ``body``, with the key in place."""
     url = f"{base_url}/v2/task/create"
     text = json.dumps(body, indent=2, ensure_ascii=False)
     return [
-        Program(
+        CodeSample(
             "curl",
             f"curl -sS {shlex.quote(url)} \\\n  -H 'Authorization: Bearer {api_key}' \\\n"
             f"  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(text)}",
         ),
-        Program(
+        CodeSample(
             "Python",
             f'import requests\n\ntask = requests.post(\n    "{url}",\n'
             f'    headers={{"Authorization": "Bearer {api_key}"}},\n'
@@ -38,7 +38,7 @@ def create_samples(base_url: str, body: Mapping[str, object], api_key: str = KEY
             "# Read it with ?wait=60 until it has ended; its links are in output.\n"
             'print(task["request_id"], task["urls"]["get"])',
         ),
-        Program(
+        CodeSample(
             "JavaScript",
             f'const response = await fetch("{url}", {{\n  method: "POST",\n  headers: {{\n'
             f'    Authorization: "Bearer {api_key}",\n    "Content-Type": "application/json",\n  }},\n'
