@@ -97,7 +97,7 @@ async def test_an_amount_of_ones_own_is_refused_beside_its_field(
     assert [each.request.amount_micro for each in rules.orders.values()] == [7_500_000]
 
 
-async def test_an_order_that_the_provider_does_not_know_is_gone_on_with(api: Api, owner: AccountReader) -> None:
+async def test_an_order_that_the_provider_did_not_take_is_gone_on_with(api: Api, owner: AccountReader) -> None:
     rules, (card, _) = api.use_order_rules(), api.configure_card()
     card.fault = CardTimeout("too slow")
     away = await send(owner, BUY, choice="10.00", idempotency_key="k" * 22)
@@ -111,7 +111,7 @@ async def test_an_order_that_the_provider_does_not_know_is_gone_on_with(api: Api
 async def test_amounts_are_those_that_the_service_takes(api: Api, owner: AccountReader) -> None:
     api.configure(order_max_micro=25 * MICRO)
     api.configure_card()
-    page = await owner.read(BUY)
+    page = await owner.get(BUY)
     assert re.findall(r'name="choice" value="([^"]+)"', page.text) == ["10.00", "25.00", "other"]
     assert f"From {CARD_MIN_MICRO / MICRO:.2f} to 25.00 USD." in page.text
 
@@ -301,8 +301,10 @@ async def test_older_orders_are_on_further_pages(api: Api, owner: AccountReader)
     made = [await add_order(api, order_id=f"ord_{number:032x}") for number in range(int(ROWS_SHOWN) + 1)]
     first = await owner.read(BUY)
     [link] = [each for each in first.links if "cursor=" in each]
-    last = await owner.read(link.replace("&amp;", "&"))
-    shown_on = [[each.order_id for each in made if f'id="{each.order_id}"' in page.text] for page in (first, last)]
+    last = await owner.read(link)
+    shown_on = [
+        [each.order_id for each in made if f"{BUY}/{each.order_id}" in page.links] for page in (first, last)
+    ]
     assert [len(each) for each in shown_on] == [int(ROWS_SHOWN), 1]
     assert sorted(shown_on[0] + shown_on[1]) == [each.order_id for each in made]
 
@@ -366,7 +368,7 @@ def test_what_became_of_an_order_is_one_sentence(
     ("returned", "label"),
     [("succeeded", "confirming"), ("pending", "confirming"), ("failed", "not paid"), ("x", "not paid")],
 )
-def test_who_comes_back_from_the_provider_is_asked_to_wait(returned: str, label: str) -> None:
+def test_who_comes_back_from_the_provider_sees_that_it_is_awaited(returned: str, label: str) -> None:
     assert shown({}, returned=returned).label == label
     assert shown(PAID, returned=returned).label == "paid"
 

@@ -194,11 +194,12 @@ async def test_pages_contain_no_secret(api: Api, browser: PageReader) -> None:
 
 
 async def test_static_files_are_cached_under_the_hash_of_their_content(stage: Stage) -> None:
-    for name in ("pages.css", "pages.js", "icon.svg"):
+    names = ("icon.svg", "pages.css", "pages.js", "pay.js")
+    for name in names:
         response = await stage.call("GET", static_path("/ops", name))
         assert response.status_code == 200
         assert "immutable" in response.headers["Cache-Control"]
-    assert len(static_files()) == 3
+    assert len(static_files()) == len(names)
     assert (await stage.call("GET", "/ops/static/pages.css")).status_code == 404
     assert (await stage.call("GET", "/ops/static/..%2f..%2fserving.py")).status_code == 404
 
