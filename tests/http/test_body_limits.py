@@ -34,6 +34,7 @@ def test_only_routes_with_a_models_input_accept_large_bodies() -> None:
     assert large == {
         "/v2/quote",
         "/v2/task/create",
+        "/v2/control/tasks",
         "/v1/images/generations",
         "/v1/audio/speech",
         "/v1/videos",
