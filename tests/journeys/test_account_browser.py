@@ -42,7 +42,7 @@ WATCH_SHIFTS = """() => {
   window.shifts = [];
   const note = (list) => list.getEntries().forEach((each) => window.shifts.push(
     each.sources.map((source) => source.node?.outerHTML?.slice(0, 80))));
-  new PerformanceObserver(note).observe({type: "layout-shift", buffered: true});
+  new PerformanceObserver(note).observe({type: "layout-shift"});
 }"""
 
 
