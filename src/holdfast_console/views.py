@@ -16,7 +16,7 @@ import msgspec
 from quart import Response
 
 from holdfast.http.endpoints import all_routes
-from holdfast.http.kit.calls import Auth, Call, Method, Needs
+from holdfast.http.kit.calls import LIGHT_BYTES_MAX, Auth, Call, Method, Needs
 from holdfast.http.kit.credentials import read_bearer
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import refusal_of_fault
@@ -102,6 +102,7 @@ class PageCall(Call):
         refusal = None if held is None else held.begin_request()
         if refusal is not None:
             return refusal
+        self.body_bytes, self._is_heavy = len(raw), len(raw) > LIGHT_BYTES_MAX
         content_type = self.request.headers.get("Content-Type")
         if view.takes_file:
             parse = functools.partial(parse_file_form, raw, content_type)
@@ -270,6 +271,8 @@ class InnerCall(Call):
             self.take_session(outer._session)
         self._body = body
         self._query = query
+        # An input is as large as the form that it is from, as far as limits and threads go.
+        self.body_bytes, self._is_heavy = outer.body_bytes, outer._is_heavy
 
     def query(self) -> dict[str, list[str]]:
         """Return the given query parameters; one without a value counts as not sent."""

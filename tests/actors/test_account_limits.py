@@ -16,13 +16,14 @@ from holdfast.actors.account.messages import (
     CreateApiKey,
     CreateTask,
     PutWebhook,
+    RefuseTask,
     RevokeApiKey,
     SetAlerts,
     SetCeiling,
     SetLimits,
     TaskAccepted,
 )
-from holdfast.actors.runtime.messages import Replayed
+from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.credit.limits import Limit, Spending
 from holdfast.ledger.ids import new_id
@@ -227,6 +228,38 @@ async def test_the_account_has_a_limit_and_an_operators_ceiling_for_each_window(
     await system.ask(account_id, SetLimits((Limit(100 * CREDIT, "total"),)))
     assert (await in_rows(system.database, account_id))["", "total"].spent_micro == 94 * CREDIT
     assert_audit_clean(system.database)
+
+
+async def test_a_task_of_the_owners_session_counts_for_the_account_alone(system: Any, new_task: NewTask) -> None:
+    account_id, key_id = await system.open_account(500 * CREDIT)
+    limited = await limited_key(system, account_id, day(2), models=("gpu/*",))
+    await system.ask(account_id, SetLimits((day(5),)))
+
+    def by_session(hold_micro: int) -> CreateTask:
+        command = new_task(key_id, hold_micro=hold_micro)
+        return replace(command, request=replace(command.request, api_key_id=None))
+
+    first = await created(system, account_id, by_session(4 * CREDIT))
+    assert first.startswith("task_")
+    assert await created(system, account_id, by_session(2 * CREDIT)) == "account_limit_exceeded"
+    await settled(system, account_id, first, 3 * CREDIT)
+    assert (await created(system, account_id, by_session(2 * CREDIT))).startswith("task_")
+    found = await in_rows(system.database, account_id)
+    assert found[limited, "day"].spent_micro == 0
+    assert found["", "day"].spent_micro == 5 * CREDIT
+    # No key stands for it: an empty id of one that creates is refused.
+    command = new_task("", hold_micro=CREDIT)
+    assert await created(system, account_id, command) == "invalid_api_key"
+    assert_audit_clean(system.database)
+
+
+async def test_the_refusal_of_a_sessions_task_is_replayed(system: Any) -> None:
+    account_id, _ = await system.open_account(CREDIT)
+    refusal = Refusal(code="quote_expired", message="Too old.")
+    idempotency = IdempotencyKey("POST /v2/control/tasks", "k", b"same body")
+    command = RefuseTask(refusal, "", "tasks:write", idempotency)
+    assert await system.ask(account_id, command) == refusal
+    assert await system.ask(account_id, command) == Replayed(refusal)
 
 
 async def test_a_resend_is_answered_as_before_whatever_the_limit_is_now(system: Any, new_task: NewTask) -> None:

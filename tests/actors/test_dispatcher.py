@@ -105,6 +105,7 @@ class Setup:
         hosting: str | None = None,
         account_id: str = "acct_1",
         owner: str | None = None,
+        deadline_s: int | None = None,
     ) -> None:
         """Insert a task's row."""
         now = utc_now()
@@ -120,7 +121,7 @@ class Setup:
             "updated_at": now,
             "wake_at": now + timedelta(seconds=due_in_s),
             "dispatched": dispatched,
-            "request": {},
+            "request": {} if deadline_s is None else {"deadline_s": deadline_s},
             "input": {},
             "owner": owner,
             "state": {"hosting": {} if hosting is None else {"status": hosting}},
@@ -521,6 +522,18 @@ async def test_tasks_of_a_removed_provider_are_woken_unless_reachable(setup: Set
     await dispatcher.wake_overdue()
 
     assert setup.tasks.woken == [("task_gone", False)]
+
+
+async def test_deadlines_of_callers_pass_also_at_a_process_that_hangs(database: Database, setup: Setup) -> None:
+    frozen = this_process()
+    await database.work(lambda rows: renew_lease(rows, frozen, utc_now(), []))
+    passed: dict[str, Any] = {"ends_in_s": -10, "deadline_s": 30}
+    await setup.insert_task("task_frozen", dispatched=True, due_in_s=-10, owner=frozen.member_id, **passed)
+    await setup.insert_task("task_waits", dispatched=False, due_in_s=-10, **passed)
+    await setup.insert_task("task_other", dispatched=True, due_in_s=-10, owner=frozen.member_id)
+    await setup.insert_task("task_early", dispatched=False, due_in_s=-10, ends_in_s=5, deadline_s=30)
+    await setup.dispatcher().wake_past_deadline()
+    assert sorted(key for key, _ in setup.tasks.woken) == ["task_frozen", "task_waits"]
 
 
 async def test_overdue_tasks_that_do_not_reply_stop_no_other(setup: Setup) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 import httpx2
@@ -24,6 +24,8 @@ class PageReader:
 
     stage: Stage
     headers: dict[str, str]
+    ours: ClassVar[re.Pattern[str]] = re.compile(r"/ops\b|#|(https://holdfast\.example)?/v2/assets/")
+    """What a page may link to."""
 
     async def sign_in(self) -> None:
         """Sign in as the form does."""
@@ -42,8 +44,7 @@ class PageReader:
         check_headers(response)
         page = StrictHtml(response.text)
         assert page.faults == [], page.faults
-        ours = re.compile(r"/ops\b|#|(https://holdfast\.example)?/v2/assets/")
-        assert [link for link in page.links if not ours.match(link)] == []
+        assert [link for link in page.links if not self.ours.match(link)] == []
         return page
 
     async def send(self, path: str, changed: dict[str, str] | None = None, /, **fields: str) -> httpx2.Response:

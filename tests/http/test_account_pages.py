@@ -64,16 +64,7 @@ READ = [path for path in PAGES if path != EVENTS and not APART.match(path)]
 class AccountReader(PageReader):
     """A browser on the account's pages."""
 
-    async def read(self, path: str, status: int = 200) -> StrictHtml:
-        """Read a page that must be valid, and safe for a browser."""
-        response = await self.get(path)
-        assert response.status_code == status, response.text
-        check_headers(response)
-        page = StrictHtml(response.text)
-        assert page.faults == [], page.faults
-        ours = re.compile(r"/account\b|#|/docs|/models|(https://holdfast\.example)?/v2/assets/")
-        assert [link for link in page.links if not ours.match(link)] == []
-        return page
+    ours = re.compile(r"/account\b|#|/docs|/models|(https://holdfast\.example)?/v2/assets/")
 
     def take_cookie(self, token: str) -> None:
         """Have the cookie of a session."""

@@ -130,6 +130,17 @@ async def test_a_task_costs_no_more_than_was_shown(api: Api, owner: AccountReade
     assert command.idempotency.key == "once"
 
 
+async def test_a_large_input_of_a_form_counts_as_one_that_was_sent(api: Api, owner: AccountReader) -> None:
+    api.configure(stored_input_bytes_max=-1)
+    api.accounts.answer = accept
+    page = f"{PLAYGROUND}?model=studio/edit-1"
+    form = {"csrf_token": await owner.hidden(page), "return_to": page, "model": "studio/edit-1"}
+    image = "A" * 70_000
+    large = await owner.send(f"{PLAYGROUND}/run", **form, **{"input.image": image, "input.operation": "convert"})
+    assert (large.status_code, api.accounts.asked) == (429, [])
+    assert "Large inputs of failed tasks" in large.text
+
+
 async def test_a_dropped_file_is_stored_for_the_account(api: Api, owner: AccountReader) -> None:
     token = await owner.hidden("/account")
     path, png = f"{PLAYGROUND}/files", b"\x89PNG\r\n\x1a\n"

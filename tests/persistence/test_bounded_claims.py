@@ -19,7 +19,7 @@ from holdfast.persistence.claims.expired import delete_expired
 from holdfast.persistence.claims.lots import accounts_with_expired_lots
 from holdfast.persistence.claims.processes import renew_lease, take_over, this_process
 from holdfast.persistence.claims.tasks import (
-    LEFT_ALONE_S,
+    DEADLINE_MARGIN_S,
     claim_follow_ups,
     claim_of_silent,
     claim_overdue,
@@ -162,9 +162,10 @@ def test_a_claim_past_deadlines_reads_none_that_another_process_wakes(rows: Conn
     assert claim(rows) == set()
     assert cost_of(rows, claim) <= BUFFERS_MAX
     given(rows, "in_time_", 1, deadlines=Deadlines(overall_s=90))
+    given(rows, "this_moment_", 1, deadlines=Deadlines(overall_s=60))
     given(rows, "late_", 2, deadlines=short)
     given(rows, "just_due_", 1, owner=other.member_id, deadlines=short)
-    left_since = NOW - timedelta(seconds=LEFT_ALONE_S)
+    left_since = NOW - timedelta(seconds=DEADLINE_MARGIN_S)
     given(rows, "left_", 1, owner=other.member_id, deadlines=short, wake_at=left_since)
     given(rows, "claimed_", 1, owner=other.member_id, deadlines=short, wake_at=soon)
     add_tasks(rows, "overdue_", 1, owner=other.member_id, deadlines=short, wake_at=left_since)

@@ -46,13 +46,8 @@ def input_of(schema: Mapping[str, Any], form: Mapping[str, str]) -> dict[str, ob
     return {name: _value(properties.get(name) or {}, text) for name, text in sent.items()}
 
 
-def takes_link(schema: Mapping[str, Any]) -> bool:
-    """Whether a model takes a file by a link."""
-    return link_field(schema) is not None
-
-
 def link_field(schema: Mapping[str, Any]) -> str | None:
-    """Return the first field that takes a file by a link."""
+    """Return the first field that takes a file by a link; None if there is none."""
     properties: Mapping[str, Any] = schema.get("properties") or {}
     return next((name for name, each in properties.items() if _kind(each) == "file"), None)
 

@@ -21,6 +21,7 @@ from holdfast.http.kit.credentials import ALL_SCOPES, SCOPES
 from holdfast.ledger.credit.limits import WINDOWS
 from holdfast.ledger.refusals import Refusal
 from holdfast_console.account.samples import create_samples, example_body
+from holdfast_console.account.tasks import model_ids
 from holdfast_console.forms import Message
 from holdfast_console.rendering import Html, Redirect
 from holdfast_console.views import ViewResult, ViewTable, Visit
@@ -41,7 +42,6 @@ view = ViewTable(Auth.SESSION)
 async def keys(visit: Visit) -> ViewResult:
     """The keys that work, or with ``?all=1`` the revoked ones too, and the account's limits."""
     found = await visit.read(list_api_keys, ApiKeyList)
-    models = await visit.read(list_models, ModelList)
     shows_all = visit.parameter("all") == "1"
     listed = [] if isinstance(found, Refusal) else found.data
     limits = await visit.read(read_limits, AccountLimitList)
@@ -53,7 +53,7 @@ async def keys(visit: Visit) -> ViewResult:
         "scopes": [(scope, SCOPE_WORDS.get(scope, scope), scope in SCOPES) for scope in ALL_SCOPES],
         "windows": list(WINDOW_WORDS.items()),
         "window_words": WINDOW_WORDS,
-        "models": [] if isinstance(models, Refusal) else [each.id for each in models.data if not each.priced_only],
+        "models": await model_ids(visit),
         "limits": limits,
         "by_window": {} if isinstance(limits, Refusal) else {each.window: each for each in limits.limits},
     }

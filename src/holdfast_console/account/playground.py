@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from holdfast.http.endpoints.catalog import ModelDetails, ModelList, QuoteBody, list_models, quote
+from holdfast.http.endpoints.catalog import ModelDetails, ModelList, QuoteBody, list_models, quote, read_model
 from holdfast.http.endpoints.files import FileBody, upload_own_file
 from holdfast.http.endpoints.tasks.owners_tasks import create_own_task
 from holdfast.http.kit.calls import Auth
@@ -27,16 +27,16 @@ view = ViewTable(Auth.SESSION)
 @view(PLAYGROUND)
 async def playground(visit: Visit) -> ViewResult:
     """The models, or with ``?model=`` the form of one; ``from`` is a link that its file begins with."""
-    found = await visit.read(list_models, ModelList)
-    if isinstance(found, Refusal):
-        return found
-    models = [each for each in found.data if not each.priced_only and each.status != "disabled"]
     chosen = visit.parameter("model")
     if not chosen:
+        found = await visit.read(list_models, ModelList)
+        if isinstance(found, Refusal):
+            return found
+        models = [each for each in found.data if not each.priced_only and each.status != "disabled"]
         return Html("playground.html", {"models": models})
-    model = next((each for each in models if each.id == chosen), None)
-    if model is None:
-        return _no_model(chosen)
+    model = await _model(visit, chosen)
+    if isinstance(model, Refusal):
+        return model
     link, name = visit.parameter("from"), link_field(model.input_schema)
     fields = [
         each._replace(default=link) if link and each.name == f"{PREFIX}{name}" else each
@@ -51,7 +51,7 @@ async def playground(visit: Visit) -> ViewResult:
 @view(f"{PLAYGROUND}/price", method="POST", form_bytes_max=FORM_BYTES_MAX)
 async def price(visit: Visit) -> ViewResult:
     """The price of a form, and its call in code: a part of the page, for the script."""
-    model = await _model(visit)
+    model = await _model(visit, visit.form.get("model", ""))
     if isinstance(model, Refusal):
         return model
     return Html(
@@ -62,7 +62,7 @@ async def price(visit: Visit) -> ViewResult:
 @view(f"{PLAYGROUND}/run", method="POST", form_bytes_max=FORM_BYTES_MAX)
 async def run(visit: Visit) -> ViewResult:
     """Create the task of a form. It costs no more than the page has shown."""
-    model = await _model(visit)
+    model = await _model(visit, visit.form.get("model", ""))
     if isinstance(model, Refusal):
         return model
     fields = {
@@ -95,14 +95,10 @@ async def _priced(visit: Visit, model: ModelDetails, given: Mapping[str, object]
     return {"quoted": quoted, "samples": create_samples(visit.call.deps.urls.base, body)}
 
 
-async def _model(visit: Visit) -> ModelDetails | Refusal:
-    found = await visit.read(list_models, ModelList)
-    if isinstance(found, Refusal):
+async def _model(visit: Visit, model_id: str) -> ModelDetails | Refusal:
+    """Return a model that runs. Refuses with ``model_not_found``."""
+    found = await visit.read(read_model, ModelDetails, path={"model_id": model_id})
+    if isinstance(found, Refusal) or (not found.priced_only and found.status != "disabled"):
         return found
-    wanted = visit.form.get("model", "")
-    return next((each for each in found.data if each.id == wanted), None) or _no_model(wanted)
-
-
-def _no_model(model_id: str) -> Refusal:
-    message = f"There is no model {shown(model_id)} that runs."
+    message = f"The model {shown(model_id)} does not run here."
     return Refusal(code="model_not_found", message=message, param="model")

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.http.endpoints.catalog import ModelDetails, ModelList, list_models
+from holdfast.http.endpoints.catalog import (
+    CompatibleModelList,
+    ModelDetails,
+    ModelList,
+    list_compatible_models,
+    list_models,
+)
 from holdfast.http.endpoints.tasks.owners_tasks import (
     cancel_own_task,
     list_own_tasks,
@@ -16,7 +22,7 @@ from holdfast.http.kit.calls import Auth
 from holdfast.http.schemas.tasks import TaskBody
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import TERMINAL
-from holdfast_console.account.inputs import takes_link
+from holdfast_console.account.inputs import link_field
 from holdfast_console.forms import Message
 from holdfast_console.rendering import Html, Redirect
 from holdfast_console.views import ViewResult, ViewTable, Visit
@@ -27,15 +33,16 @@ ONE: Final = f"{TASKS}/{{request_id}}"
 view = ViewTable(Auth.SESSION)
 
 
+async def model_ids(visit: Visit) -> list[str]:
+    """Return the ids of the models that run as tasks."""
+    found = await visit.read(list_compatible_models, CompatibleModelList)
+    return [] if isinstance(found, Refusal) else [each.id for each in found.data if each.type == "async"]
+
+
 @view(TASKS)
 async def tasks(visit: Visit) -> ViewResult:
     """A page of the tasks, by the filters of the address."""
-    models = await visit.read(list_models, ModelList)
-    values = {
-        "tasks": await visit.read_list(list_own_tasks),
-        "models": [] if isinstance(models, Refusal) else [each.id for each in models.data if not each.priced_only],
-        "base": visit.call.deps.urls.base,
-    }
+    values = {"tasks": await visit.read_list(list_own_tasks), "models": await model_ids(visit)}
     return Html("tasks.html", values, is_live=True)
 
 
@@ -54,14 +61,16 @@ async def task(visit: Visit) -> ViewResult:
     found = await visit.read(read_own_task, TaskBody, path=visit.path)
     if isinstance(found, Refusal):
         return found
-    models = await visit.read(list_models, ModelList)
-    known: list[ModelDetails] = [] if isinstance(models, Refusal) else models.data
+    known: list[ModelDetails] = []
+    if found.status == "succeeded":
+        models = await visit.read(list_models, ModelList)
+        known = [] if isinstance(models, Refusal) else models.data
     values = {
         "task": found,
         "is_ended": found.status in TERMINAL,
         "percent": next((each.percent for each in reversed(found.provider_progress) if each.percent), None),
         "base": visit.call.deps.urls.base,
-        "editors": [each.id for each in known if each.status == "active" and takes_link(each.input_schema)],
+        "editors": [each.id for each in known if each.status == "active" and link_field(each.input_schema)],
     }
     return Html("task.html", values, is_live=found.status not in TERMINAL)
 

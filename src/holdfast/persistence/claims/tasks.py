@@ -23,8 +23,10 @@ from holdfast.persistence.records.reading import OCCUPIES
 LEASE_S = 10
 ACCOUNTS_PROBED_MAX = 200
 """How many accounts one claim probes. One whose tasks are all postponed costs a probe and gets no slot."""
-LEFT_ALONE_S = 2
-"""The process of a dispatched task wakes it within about a second."""
+DEADLINE_MARGIN_S = 2
+"""A task is claimed this long after its caller's deadline. The process that works on it wakes it within about a
+second; and one that waits, woken too early by another view of the time, would take a slot that is not free.
+"""
 OVERDUE_MARGIN_S = 5
 """A task is claimed this long after its deadline: woken before it, it would take a slot that is not free."""
 
@@ -74,7 +76,9 @@ _CLAIM_OVERDUE = text(
     "update tasks t set wake_at = :now + make_interval(secs => :lease_s) from due "
     "where t.request_id = due.request_id returning t.request_id"
 )
-_PAST_CALLERS_DEADLINE = "t.overall_deadline_at <= :now and t.request ->> 'deadline_s' is not null"
+_PAST_CALLERS_DEADLINE = (
+    "t.overall_deadline_at <= :now - make_interval(secs => :margin_s) and t.request ->> 'deadline_s' is not null"
+)
 _CLAIM_PAST_DEADLINE = text(
     "with recursive owners as ("
     f"  (select t.owner from tasks t where {_DISPATCHED_TO_OWNER} is not null order by t.owner limit 1)"
@@ -253,7 +257,7 @@ def claim_past_deadline(rows: Connection, *, most: int, now: datetime) -> list[s
 
     At most ``most`` of each kind.
     """
-    claim = {"margin_s": LEFT_ALONE_S, "most": most, "lease_s": LEASE_S, "now": now}
+    claim = {"margin_s": DEADLINE_MARGIN_S, "most": most, "lease_s": LEASE_S, "now": now}
     return list(rows.execute(_CLAIM_PAST_DEADLINE, claim).scalars())
 
 
