@@ -32,6 +32,10 @@ _SCHEMA = """
 """
 
 
+_BEGIN_RECEIPTS = "update receipt_series set last_number = 0, begun_at = now()"
+"""As the migration leaves it, which is the one that adds a row."""
+
+
 def on_database(url: str, name: str) -> str:
     """The same server's URL for another database."""
     return urlunsplit(urlsplit(url)._replace(path=f"/{name}"))
@@ -61,7 +65,8 @@ class FreshDatabases:
         with psycopg.connect(on_database(server_url, self._template)) as connection:
             tables = connection.execute(
                 "select oid::regclass from pg_class"
-                " where relkind = 'r' and relnamespace = 'public'::regnamespace and relname <> 'alembic_version'"
+                " where relkind = 'r' and relnamespace = 'public'::regnamespace"
+                " and relname not in ('alembic_version', 'receipt_series')"
             ).fetchall()
             self._used = " union all ".join(
                 f"select '{table}', exists (select from {table}) or exists"
@@ -74,7 +79,10 @@ class FreshDatabases:
         """The URL of an empty database."""
         if self._free:
             return on_database(self._server_url, self._free.pop())
-        return self.copy(on_database(self._server_url, self._template))
+        url = self.copy(on_database(self._server_url, self._template))
+        with psycopg.connect(url) as connection:
+            connection.execute(_BEGIN_RECEIPTS)
+        return url
 
     def copy(self, url: str) -> str:
         """The URL of a copy of a database, to which nothing else may be connected."""
@@ -131,6 +139,7 @@ class FreshDatabases:
         return True
 
     def _empty(self, connection: psycopg.Connection) -> None:
+        connection.execute(_BEGIN_RECEIPTS)
         used = [str(table) for table, is_used in connection.execute(self._used) if is_used]
         if not used:
             return

@@ -127,9 +127,9 @@ def test_the_metadata_is_whole(built: list[Built]) -> None:
 def test_the_licence_of_all_that_is_contained_is_there(built: list[Built]) -> None:
     for each in built:
         source = ROOT / "src" / each.package
-        # A script whose name has a version is one of others.
-        others = {file.parent for file in source.rglob("*-[0-9]*.js.gz")}
-        assert len(others) == (each.package == "holdfast")
+        # Scripts whose names have a version, and fonts, are of others.
+        others = {file.parent for kind in ("*-[0-9]*.js.gz", "*.ttf") for file in source.rglob(kind)}
+        assert len(others) == 2 * (each.package == "holdfast")
         texts = [ROOT / "LICENSE", *(licence for folder in others for licence in folder.glob("LICENSE*"))]
         assert len(texts) > len(others)
         with zipfile.ZipFile(each.wheel) as opened:

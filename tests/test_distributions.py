@@ -100,7 +100,7 @@ def test_the_distributions_are_of_the_cores_version_and_installed() -> None:
     assert {each.name for each in entry_points(group=GROUP)} == EXTENSIONS.keys()
 
 
-@pytest.mark.parametrize("extra", ["embedded", "s3", "otel"])
+@pytest.mark.parametrize("extra", ["embedded", "s3", "otel", "pdf"])
 def test_what_installs_an_extra_is_what_the_core_needs_for_it(extra: str) -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][extra]
     program, command, *named = shlex.split(install_extra(extra))

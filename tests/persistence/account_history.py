@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Table, insert, literal, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from tests.made_requests import make_order_request
 from tests.persistence.values import columns_of_order
+from tests.receipt_books import issue_all
 
 from holdfast.ledger.credit.account import (
     AccountState,
@@ -317,13 +318,13 @@ class AccountHistory:
                     decide_credit if move.kind == "credit" else decide_reversal,
                     operation_id=move.operation_id,
                     amount_micro=move.amount_micro,
-                    source="cardprovider",
+                    source=request.provider,
                     reference=order_id,
                     reason=move.reason,
                 )
             self.add(
                 tables.payment_events,
-                provider="cardprovider",
+                provider=request.provider,
                 event_id=event.event_id,
                 account_id=self.state.account_id,
                 order_id=order_id,
@@ -403,4 +404,5 @@ def write_books(connection: Connection) -> None:
     cho.order("new")
     opened = cho.order("open", origin="top_up", customer_id="cus_1", card_id="pm_1")
     cho.top_up(opened, open_order_id=opened.order_id)
+    assert issue_all(connection) == 3
     connection.commit()

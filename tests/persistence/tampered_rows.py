@@ -9,6 +9,7 @@ import psycopg
 
 from holdfast.persistence.audit.orders import COLUMNS, HISTORY, NET, ORDER_RULES, PAYMENTS, TOP_UP_RULES
 from holdfast.persistence.audit.orders import STATUSES as ORDER_STATUSES
+from holdfast.persistence.audit.receipts import RECEIPT_RULES
 
 SUMS = "the postings of each operation sum to zero"
 SHAPES = "each operation's postings match its kind and amount"
@@ -58,11 +59,53 @@ RECORDED = "each task records the outcome of its assets_ready event"
 LISTED, RESERVED, CASH, OWNED, STORED = (rule.name for rule in ORDER_RULES)
 ONE_OPEN, COUNTED = (rule.name for rule in TOP_UP_RULES)
 
+RECEIPTS, RECEIPTS_SUM, RECEIPT_NUMBERS, RECEIPT_FIELDS, RECEIPT_FIRST = (rule.name for rule in RECEIPT_RULES)
+
 ADA = "account_id = 'acct_ada'"
 EVA = "account_id = 'acct_eva'"
 
 
+LATE_RECEIPTS = "update receipt_series set begun_at = now() - interval '1 hour'"
+"""Receipts were begun so long ago that all must be there."""
+
 CASES: list[tuple[list[str], set[str]]] = [
+    # The books have the receipt R-000001 of one order, and R-000002 with its credit note R-000003 of another.
+    ([LATE_RECEIPTS, "delete from receipts where sequence = 1"], {RECEIPTS, RECEIPTS_SUM, RECEIPT_NUMBERS}),
+    ([LATE_RECEIPTS, "delete from receipts where sequence = 3"], {RECEIPTS, RECEIPTS_SUM, RECEIPT_NUMBERS}),
+    (
+        # A receipt that is missing is none that is late.
+        ["delete from receipts where sequence = 1"],
+        {RECEIPT_NUMBERS},
+    ),
+    (
+        ["update receipts set credit_micro = credit_micro + 1 where sequence = 1"],
+        {RECEIPTS, RECEIPTS_SUM, RECEIPT_FIELDS},
+    ),
+    (
+        ["update receipts set credit_micro = 1000000, amount_micro = 1000000 where sequence = 3"],
+        {RECEIPTS, RECEIPTS_SUM},
+    ),
+    (["update receipts set amount_micro = 7 where sequence = 1"], {RECEIPT_FIELDS}),
+    (["update receipts set kind = 'receipt' where sequence = 3"], {RECEIPTS, RECEIPTS_SUM}),
+    (["update receipts set kind = 'invoice' where sequence = 1"], {RECEIPTS, RECEIPTS_SUM}),
+    (
+        [LATE_RECEIPTS, "update receipts set account_id = 'acct_ada' where sequence = 1"],
+        {RECEIPTS, RECEIPTS_SUM, ORPHANS},
+    ),
+    (["update receipts set order_id = 'ord_new' where sequence = 1"], {RECEIPTS}),
+    (["update receipts set order_id = 'ord_gone' where sequence = 1"], {RECEIPTS, ORPHANS}),
+    ([LATE_RECEIPTS, "update receipts set operation_id = 'op_gone' where sequence = 1"], {RECEIPTS, RECEIPTS_SUM}),
+    (["update receipts set operation_number = 9 where sequence = 1"], {RECEIPTS}),
+    (["update receipts set moved_at = moved_at + interval '1 s' where sequence = 1"], {RECEIPTS}),
+    (["update receipts set reason = 'a gift' where sequence = 1"], {RECEIPTS}),
+    (["update receipts set sequence = 7 where sequence = 3"], {RECEIPT_NUMBERS}),
+    (["update receipts set number = 'R-000009' where sequence = 1"], {RECEIPT_NUMBERS}),
+    (["update receipt_series set last_number = 4"], {RECEIPT_NUMBERS}),
+    (["update receipt_series set last_number = 2"], {RECEIPT_NUMBERS}),
+    (["update receipts set month = '2026-10' where sequence = 1"], {RECEIPT_FIELDS}),
+    (["update receipts set receipt_number = 'R-000001' where sequence = 3"], {RECEIPT_FIRST}),
+    (["update receipts set receipt_number = null where sequence = 3"], {RECEIPT_FIRST}),
+    (["update receipts set receipt_number = 'R-000002' where sequence = 1"], {RECEIPT_FIRST}),
     (
         [f"update postings set amount_micro = amount_micro + 1 where {ADA} and number = 1 and line = 1"],
         {SUMS, SHAPES, TOTALS, CHAINS, EVERYTHING, BALANCES, LOT_SUMS, LOT_LEFT},
@@ -290,7 +333,7 @@ def tamper_within(connection: psycopg.Connection[Any], *statements: str) -> None
     for statement in statements:
         if statement.startswith("drop"):
             connection.execute(statement)
-    for table in ("operations", "postings", "payment_events"):
+    for table in ("operations", "postings", "payment_events", "receipts"):
         connection.execute(f"alter table {table} disable trigger all")
     for statement in statements:
         if not statement.startswith("drop"):

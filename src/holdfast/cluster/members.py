@@ -33,7 +33,16 @@ from holdfast.telemetry import metrics
 log = structlog.get_logger(__name__)
 
 SINGLETONS = frozenset(
-    {"checker", "reconciler", "order-sweeper", "top-ups", "asset-sweeper", "lot-sweeper", "sweeper"}
+    {
+        "checker",
+        "reconciler",
+        "order-sweeper",
+        "top-ups",
+        "receipts",
+        "asset-sweeper",
+        "lot-sweeper",
+        "sweeper",
+    }
 )
 """The work that one member does for all, besides assigning the slots of each provider."""
 JOIN_S = 2.0

@@ -34,6 +34,7 @@ from holdfast.settings.values import (
     Lifetime,
     LogLevel,
     MicroCredits,
+    NumberPrefix,
     Port,
     PrivateFile,
     Proxies,
@@ -123,7 +124,8 @@ class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
     is one process without a parent. ``waiting_per_account_max``: how many requests of an account may wait, or
     stream, at one process. ``file_bytes_max``: the largest file; ``files_max`` and ``files_bytes_max``: those of an
     account together. ``checker_share``: the share of the time that the checker of the ledger takes; 0 is none.
-    ``webhook_local_allowed``: events may go to http and to private addresses. The repr shows no value.
+    ``webhook_local_allowed``: events may go to http and to private addresses. ``receipt_font``: a font
+    for characters that the usual one of receipts lacks. The repr shows no value.
     """
 
     env: Literal["development", "production"] = "development"
@@ -155,6 +157,11 @@ class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
     legal_entity_id: str = "holdfast"
     merchant_of_record: str = "Holdfast"
     provider_account_id: str = "holdfast"
+    seller_name: str = ""
+    seller_address: str = ""
+    seller_tax_id: str = ""
+    receipt_prefix: NumberPrefix = "R-"
+    receipt_font: ExistingFile | None = None
     sandbox_enabled: bool = True
     otp_ttl_s: Annotated[int, Meta(ge=30, le=3600)] = 600
     otp_attempts: Annotated[int, Meta(ge=1, le=20)] = 5
@@ -273,7 +280,7 @@ class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
 
 
 _NAMES: Final = tuple(field.encode_name for field in msgspec.structs.fields(Settings))
-_NAMES_OF_FILES: Final = {"CATALOG", "DATA_DIR", *MEMBER_TLS}
+_NAMES_OF_FILES: Final = {"CATALOG", "DATA_DIR", "RECEIPT_FONT", *MEMBER_TLS}
 """The settings that are names of files themselves."""
 
 

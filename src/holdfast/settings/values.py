@@ -169,6 +169,13 @@ def _host_and_port(text: str) -> str:
     return text
 
 
+def _number_prefix(text: str) -> str:
+    # A digit at its end would make numbers of two prefixes the same.
+    if not re.fullmatch(r"[A-Za-z0-9._-]{0,15}[A-Za-z._-]", text, re.ASCII):
+        raise ValueError("must be up to 16 of A-Z a-z 0-9 . _ - without a digit at the end")
+    return text
+
+
 def _url(text: str, schemes: tuple[str, ...]) -> str:
     try:
         parts = urlsplit(text)
@@ -215,6 +222,7 @@ PrivateFile = Annotated[Path, _private_file]
 DatabaseUrl = Annotated[str | None, _database_url]
 SmtpUrl = Annotated[str, partial(_url, schemes=("smtp", "smtps"))]
 HostAndPort = Annotated[str, _host_and_port]
+NumberPrefix = Annotated[str, _number_prefix]
 TextList = Annotated[tuple[str, ...], split_list]
 Emails = Annotated[tuple[str, ...], _emails]
 Proxies = Annotated[tuple[IPNetwork, ...], read_networks]

@@ -23,6 +23,8 @@ from holdfast.http.server.connection import AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.listener import Listener
+from holdfast.http.services.receipt_pdf import EXTRA, can_render
+from holdfast.settings.checks import CORE
 from holdfast.settings.settings import Settings
 from holdfast.sockets.listening import Sockets
 from holdfast.supervision.spec import ChildSpec, Intensity
@@ -71,6 +73,8 @@ class HttpServer:
     ) -> None:
         for distribution, purpose in what_is_lacking().items():
             log.info(f"no {purpose}: {distribution} is not installed")
+        if not can_render():
+            log.info(f"no receipts as PDF: {CORE}[{EXTRA}] is not installed")
         self._own = sockets.of_slots[slot]
         self._siblings = {number: each for number, each in sockets.of_slots.items() if number != slot}
         self._is_shared = sockets.is_shared

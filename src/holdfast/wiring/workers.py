@@ -8,6 +8,8 @@ from functools import partial
 from itertools import chain
 from typing import cast
 
+import structlog
+
 from holdfast.actors.workers.asset_sweeper import AssetSweeper
 from holdfast.actors.workers.checker import Checker, Pace
 from holdfast.actors.workers.dispatcher import Dispatcher
@@ -19,6 +21,7 @@ from holdfast.actors.workers.outbox import DELIVERIES_MAX, LEASE_MARGIN_S, Outbo
 from holdfast.actors.workers.passes import Passes
 from holdfast.actors.workers.provider_calls import ProviderCaller
 from holdfast.actors.workers.provider_watch import ProviderWatch
+from holdfast.actors.workers.receipts import ReceiptsWorker
 from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler, TopUpWorker
 from holdfast.actors.workers.report_writer import ReportWriter
 from holdfast.actors.workers.sampler import DatabaseMetrics, Sampler
@@ -27,12 +30,15 @@ from holdfast.cluster.members import slots_of
 from holdfast.http.kit.extensions import installed_extensions
 from holdfast.ledger.alerts.account_events import AccountEventKind, account_payload
 from holdfast.ledger.clock import format_time, utc_now
+from holdfast.ledger.receipts import ReceiptSeller, ReceiptTerms
 from holdfast.ledger.tasks.public import event_payload
 from holdfast.ledger.tasks.task import EventKind
 from holdfast.persistence.claims.outbox import DueEvent, claim_due
+from holdfast.providers.card.base import micro_per_minor
 from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.providers.outbound.webhook_post import post_event
+from holdfast.settings.settings import Settings
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild
 from holdfast.supervision.turn_watch import TurnWatch
@@ -42,6 +48,8 @@ from holdfast.wiring.actors import Actors, masked_key, poison_writer
 from holdfast.wiring.alert_mail import AlertMail
 from holdfast.wiring.cluster import outbox_that_reports
 from holdfast.wiring.parts import Parts
+
+log = structlog.get_logger(__name__)
 
 WEBHOOK_CONNECT_S = 5.0
 """How long connecting to each address of a webhook's host may take: the next one is tried within the timeout."""
@@ -179,6 +187,10 @@ def _outbox(parts: Parts, actors: Actors) -> Callable[[], Child]:
 def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks) -> Starts:
     """Return those of which one member has each: they reconcile orders, and delete what has expired."""
     settings, database, now = parts.settings, parts.database, parts.now
+    if settings.is_production and settings.card_api_key and not (settings.seller_name and settings.seller_address):
+        log.warning(
+            "receipts do not state who sells: set SELLER_NAME and SELLER_ADDRESS, which later receipts will have"
+        )
 
     def is_ours(name: str) -> Callable[[], bool]:
         return partial(parts.presence.has_claimed, name)
@@ -193,6 +205,11 @@ def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks) -> Starts
         ),
         "top-ups": lambda: RunningChild(
             TopUpWorker(database=database, order_checks=order_checks, is_ours=is_ours("top-ups")).run
+        ),
+        "receipts": lambda: RunningChild(
+            ReceiptsWorker(
+                database=database, terms=receipt_terms(settings), now=now, is_ours=is_ours("receipts")
+            ).run
         ),
         "asset-sweeper": lambda: RunningChild(
             AssetSweeper(
@@ -214,6 +231,13 @@ def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks) -> Starts
             ).run
         ),
     }
+
+
+def receipt_terms(settings: Settings) -> ReceiptTerms:
+    """Return what the settings decide of new receipts; the address is divided into lines at ``;``."""
+    lines = (line.strip() for part in settings.seller_address.splitlines() for line in part.split(";"))
+    seller = ReceiptSeller(settings.seller_name, tuple(filter(None, lines)), settings.seller_tax_id)
+    return ReceiptTerms(settings.receipt_prefix, seller, micro_per_minor)
 
 
 def _measuring(parts: Parts, actors: Actors) -> Starts:

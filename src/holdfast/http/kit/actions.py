@@ -25,7 +25,7 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import INTERNAL_ERROR, leaves_of, refusal_of_fault
 from holdfast.http.kit.operators import MAY_ONLY_READ, Operator
-from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Handler, Outcome, Parameter, RouteTable
+from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Handler, Media, Outcome, Parameter, RouteTable
 from holdfast.http.kit.values import NO_IDEMPOTENCY_KEY, read_prefer
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
@@ -206,6 +206,7 @@ class OperatorRoutes(RouteTable):
         reply: type[msgspec.Struct],
         *,
         parameters: tuple[Parameter, ...] = (),
+        media: tuple[Media, ...] = (),
         errors: tuple[str, ...] = (),
     ) -> Callable[[Handler], Handler]:
         """Declare the decorated handler as a route that every operator may read."""
@@ -216,6 +217,7 @@ class OperatorRoutes(RouteTable):
             auth=Auth.OPERATOR_READ,
             reply=reply,
             parameters=parameters,
+            media=media,
             errors=(*self._errors, *errors),
         )
 

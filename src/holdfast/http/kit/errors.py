@@ -177,6 +177,10 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "payment_order_not_refundable": ErrorRow(
         409, CONFLICT, "no card payment was received for the order, or all of it is refunded", final=True
     ),
+    "receipt_not_found": ErrorRow(404, NOT_FOUND, "the account has no receipt with this number"),
+    "pdf_not_available": ErrorRow(
+        501, API, "the service makes no PDF files; the receipt as JSON has all that is on its page", final=True
+    ),
     "provider_event_mismatch": ErrorRow(400, INVALID, "the event or the payment belongs to another order"),
     "stored_input_limit_reached": ErrorRow(
         429,

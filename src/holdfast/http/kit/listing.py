@@ -411,18 +411,17 @@ async def list_for_operators(
     position: Callable[[E], Position],
     *,
     owner: str = OPERATORS,
+    file: CsvFile[E] | None = None,
 ) -> Outcome:
-    """Return a page of an operators' list, as :func:`list_of_account` does of an account's."""
+    """Return a page of an operators' list, or a file, as :func:`list_of_account` does of an account's."""
     window = read_window(call)
     if isinstance(window, Refusal):
         return window
-    after = read_cursor(owner, window)
-    if isinstance(after, Refusal):
-        return after
-    found = await call.deps.database.read(lambda rows: entries(rows, **window.options(after, window.limit)))
-    if isinstance(found, Refusal):
-        return found
-    return _list_body(call, window, owner, cut_page(found, window.limit, position), body)
+
+    async def read(options: ListOptions) -> Sequence[E | UnreadableEntry | ScanEnd] | Refusal:
+        return await call.deps.database.read(lambda rows: entries(rows, **options))
+
+    return await _page_or_file(call, window, owner, read, body=body, position=position, file=file)
 
 
 async def list_of_account(
@@ -444,19 +443,36 @@ async def list_of_account(
     account_id = await call.verify_caller()
     if isinstance(account_id, Refusal):
         return account_id
-    after = read_cursor(account_id, window)
+
+    async def read(options: ListOptions) -> Sequence[E | UnreadableEntry | ScanEnd] | Refusal:
+        return await call.read(lambda rows: entries(rows, account_id, **options))
+
+    return await _page_or_file(call, window, account_id, read, body=body, position=position, file=file)
+
+
+async def _page_or_file(
+    call: Call,
+    window: Window,
+    owner: str,
+    read: Callable[[ListOptions], Awaitable[Sequence[E | UnreadableEntry | ScanEnd] | Refusal]],
+    *,
+    body: Callable[[E], msgspec.Struct],
+    position: Callable[[E], Position],
+    file: CsvFile[E] | None,
+) -> Outcome:
+    after = read_cursor(owner, window)
     if isinstance(after, Refusal):
         return after
     limit = _file_page_rows(window, 0) if window.is_file else window.limit
-    found = await call.read(lambda rows: entries(rows, account_id, **window.options(after, limit)))
+    found = await read(window.options(after, limit))
     if isinstance(found, Refusal):
         return found
     page = cut_page(found, limit, position)
     if file is None or not window.is_file:
-        return _list_body(call, window, account_id, page, body)
+        return _list_body(call, window, owner, page, body)
 
     async def read_on(after: Position, limit: int) -> Page[E]:
-        found = await call.read(lambda rows: entries(rows, account_id, **window.options(after, limit)))
+        found = await read(window.options(after, limit))
         assert not isinstance(found, Refusal), "the position is that of an entry of this list"
         return cut_page(found, limit, position)
 

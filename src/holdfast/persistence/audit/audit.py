@@ -22,6 +22,7 @@ from holdfast.ledger.credit.operations import Operation
 from holdfast.persistence.audit.history import HISTORY_RULES, check_history, proven_numbers
 from holdfast.persistence.audit.lots import LOT_RULES
 from holdfast.persistence.audit.orders import ORDER_RULES, READ_RULES, TOP_UP_RULES, Position, check_orders
+from holdfast.persistence.audit.receipts import RECEIPT_RULES
 from holdfast.persistence.audit.rules import (
     EXAMPLES_MAX,
     RULES,
@@ -40,7 +41,7 @@ OPERATIONS_MAX = 1_000
 """How many operations the accounts checked together have, and how many of one account a slice reads."""
 ORDERS_MAX = 200
 
-QUERY_RULES = (*RULES, *LOT_RULES, *ORDER_RULES, *TOP_UP_RULES)
+QUERY_RULES = (*RULES, *LOT_RULES, *ORDER_RULES, *TOP_UP_RULES, *RECEIPT_RULES)
 """Every rule that is one query."""
 RULE_NAMES = (*HISTORY_RULES, *READ_RULES, *(rule.name for rule in QUERY_RULES))
 

@@ -47,6 +47,7 @@ OWNERS: Mapping[str, str] = {
             "outbox_attempts",
             "payment_events",
             "postings",
+            "receipts",
             "sessions",
             "task_events",
             "tasks",
@@ -197,6 +198,8 @@ _ORPHANS = """
     union all select account_id, 'payment event ' || event_id from payment_events e
         where order_id is not null
           and not exists (select from orders r where (r.account_id, r.order_id) = (e.account_id, e.order_id))
+    union all select account_id, 'receipt ' || number from receipts d
+        where not exists (select from orders r where (r.account_id, r.order_id) = (d.account_id, d.order_id))
     union all select account_id, 'automatic top-up' from auto_top_ups t
         where not exists (select from accounts a where a.id = t.account_id)
     union all select account_id, 'API key ' || key_id from api_keys k

@@ -19,6 +19,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Identity, Text, text
 from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.orders.order import Order
+from holdfast.ledger.receipts import Receipt
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.records.credit_tables import (
     coupon_tries,
@@ -83,6 +84,11 @@ operations = table(
     index("uq_operations_operation_id", "operation_id", unique=True),
     # For sums by day. Operations are appended in the order of their times, so that it stays small.
     index("ix_operations_at", "at", postgresql_using="brin", postgresql_with={"pages_per_range": 32}),
+    # Finds what moved money for an order, in the order of the ledger.
+    index(
+        *("ix_operations_money", "at", "account_id", "number"),
+        where="kind in ('credit', 'reversal') and starts_with(reference, 'ord_')",
+    ),
     # The last guard against settling a hold twice; the account's actor and its fence come first.
     index(
         "uq_operations_settled_hold", "account_id", "hold_id", unique=True, where="kind in ('capture', 'release')"
@@ -335,6 +341,26 @@ payment_events = table(
     index("ix_payment_events_account_id", "account_id"),
     index("ix_payment_events_order_id", "order_id", where="order_id is not null"),
     index("ix_payment_events_unmatched", "received_at", where="order_id is null"),
+)
+
+receipts = table(
+    "receipts",
+    ["sequence"],
+    # As immutable as the journal, and written after it.
+    *columns_of(Receipt),
+    index("ix_receipts_listing", "account_id", "issued_at", "sequence"),
+    index("ix_receipts_all", "issued_at", "sequence"),
+    index("ix_receipts_month", "month", "account_id"),
+    index("ix_receipts_order", "account_id", "order_id"),
+    index("uq_receipts_number", "number", unique=True),
+    index("uq_receipts_operation_id", "operation_id", unique=True),
+)
+
+receipt_series = table(
+    "receipt_series",
+    ["id"],
+    # One row: the last number, which is the fence of those who issue receipts, and since when there are receipts.
+    *columns(id=Int16, last_number=int, begun_at=datetime),
 )
 
 sign_ins = table(

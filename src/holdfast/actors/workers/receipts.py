@@ -1,0 +1,79 @@
+"""The receipts worker: issues the receipts of money that the ledger has, after its commit.
+
+One member does it for all. It finds its work in rows, so nothing is lost with a process, and the payments of before
+it was installed get their receipts first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from holdfast.actors.workers.passes import always, repeat
+from holdfast.ledger.clock import Now
+from holdfast.ledger.receipts import ReceiptTerms, issue_receipts
+from holdfast.persistence.claims.receipts import BEGINNING, LedgerPlace, read_due, store_receipts
+from holdfast.persistence.server.database import Database
+
+log = structlog.get_logger(__name__)
+
+PASS_S: Final = 2.0
+PASS_BOUND_S: Final = 60.0
+OPERATIONS_MAX: Final = 250
+"""How many operations a pass reads: so few that deciding on them keeps no request waiting."""
+LATE_S: Final = 3_600.0
+"""An operation may be committed later than others that were decided after it, as by a process that was frozen."""
+WHOLE_S: Final = 3_600.0
+"""How often the whole ledger is read, for what was later still."""
+
+
+class ReceiptsWorker:
+    """Issues receipts every few seconds, a bounded number at a time."""
+
+    def __init__(
+        self, *, database: Database, terms: ReceiptTerms, now: Now, is_ours: Callable[[], bool] = always
+    ) -> None:
+        self._database = database
+        self._terms = terms
+        self._now = now
+        self._is_ours = is_ours
+        self._after = BEGINNING
+        self._whole_at: datetime | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Issue receipts every few seconds until cancelled."""
+        task_status.started()
+        await repeat(self.issue, every_s=PASS_S, name="receipts", is_ours=self._is_ours, bound_s=PASS_BOUND_S)
+
+    async def issue(self) -> bool:
+        """Issue the receipts of the next operations; return whether others follow. Raises ``DatabaseAway``."""
+        due = await self._database.read(read_due, self._after, most=OPERATIONS_MAX)
+        receipts = issue_receipts(
+            due.operations,
+            due.orders,
+            due.firsts,
+            due.emails,
+            self._terms,
+            last_number=due.last_number,
+            now=self._now(),
+        )
+        # Another process may have issued them meanwhile; the next pass reads what it has done.
+        if receipts and not await self._database.record(partial(store_receipts, issued=receipts)):
+            log.info("receipts not issued: another process has issued some")
+            return False
+        self._after = due.next_after or self._start_again()
+        return due.next_after is not None
+
+    def _start_again(self) -> LedgerPlace:
+        now = self._now()
+        if self._whole_at is None:
+            self._whole_at = now
+        if now - self._whole_at >= timedelta(seconds=WHOLE_S):
+            self._whole_at = now
+            return BEGINNING
+        return LedgerPlace(now - timedelta(seconds=LATE_S))
