@@ -25,7 +25,7 @@ _MOVED = f"""
 
 RECEIPT_RULES: tuple[Rule, ...] = (
     Rule(
-        "each payment has its receipt, and each refund and lost dispute its credit note, of the same amount",
+        "each payment has its receipt, and each refund and dispute its credit note, of the same amount",
         f"""
         select coalesce(o.account_id, d.account_id) as account_id, d.number, d.kind, d.credit_micro, d.order_id,
                d.operation_id, o.operation_id as moved_by, o.kind as moved_as, o.in_micro, o.reference
