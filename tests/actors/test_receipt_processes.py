@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 ORDERS = int(os.environ.get("RECEIPT_ORDERS", "300"))
 ACCOUNTS = 20
 AT_ONCE = 25
-FAULTS = max(12, ORDERS // 100)
+FAULTS = max(12, ORDERS // 400)
 ROOT = Path(__file__).parents[2]
 
 

@@ -94,6 +94,8 @@ EXPECTED = {
     "payment_order_expired": (409, "conflict_error"),
     "payment_order_not_refundable": (409, "conflict_error"),
     "payment_order_not_payable": (409, "conflict_error"),
+    "receipt_not_found": (404, "not_found_error"),
+    "pdf_not_available": (501, "api_error"),
     "provider_event_mismatch": (400, "invalid_request_error"),
     "stored_input_limit_reached": (429, "rate_limit_error"),
     "too_many_open_orders": (429, "rate_limit_error"),
@@ -153,6 +155,7 @@ FINAL = {
     "poison_not_replayable", "cost_not_accepted", "file_limit_reached",
     "webhook_limit_reached", "webhook_disabled", "card_required", "coupon_ended", "coupon_used_up",
     "coupon_already_redeemed", "coupon_code_taken", "card_limit_reached", "lot_limit_reached",
+    "pdf_not_available",
 }  # fmt: skip
 
 

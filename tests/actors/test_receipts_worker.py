@@ -1,0 +1,62 @@
+"""The receipts worker: what it does while it has the claim, and what it finds late."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from sqlalchemy import text
+from tests.persistence.account_history import START, AccountHistory, payment
+from tests.receipt_books import TERMS, audit_receipts
+
+from holdfast.actors.workers.receipts import LATE_S, WHOLE_S, ReceiptsWorker
+from holdfast.persistence.server.connections import connected
+from holdfast.persistence.server.database import Database
+
+
+class Clock:
+    """Service time, which a test moves."""
+
+    def __init__(self) -> None:
+        self.at = START
+
+    def __call__(self) -> datetime:
+        return self.at
+
+
+async def test_what_is_committed_late_is_found_within_an_hour(database: Database, database_url: str) -> None:
+    clock = Clock()
+    worker = ReceiptsWorker(database=database, terms=TERMS, now=clock)
+    with connected(database_url) as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        history = AccountHistory(connection, "acct_ada")
+        history.order("a", payment("a"))
+        assert await worker.issue() is False
+        assert audit_receipts(database_url).receipts == 1
+        # A little late: within what each pass reads again.
+        clock.at += timedelta(seconds=LATE_S - 1)
+        history.order("b", payment("b"))
+        await worker.issue()
+        assert audit_receipts(database_url).receipts == 2
+        # As late as after a day in which its process was frozen. The passes until the next whole one do not see it.
+        clock.at += timedelta(seconds=LATE_S + 2)
+        await worker.issue()
+        await worker.issue()
+        AccountHistory(connection, "acct_bob").order("c", payment("c"))
+        clock.at += timedelta(seconds=WHOLE_S - 10)
+        await worker.issue()
+        assert audit_receipts(database_url).receipts == 2
+        clock.at += timedelta(seconds=20)
+        await worker.issue()
+        await worker.issue()
+    assert audit_receipts(database_url) == ([], 3, 0, 30_000_000)
+
+
+async def test_issued_at_is_service_time(database: Database, database_url: str) -> None:
+    clock = Clock()
+    clock.at += timedelta(days=3)
+    with connected(database_url) as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        AccountHistory(connection, "acct_ada").order("a", payment("a"))
+        await ReceiptsWorker(database=database, terms=TERMS, now=clock).issue()
+        found = connection.execute(text("select issued_at, moved_at, email, seller ->> 'name' from receipts")).one()
+    assert tuple(found) == (clock.at, START, "acct_ada@example.com", TERMS.seller.name)
