@@ -108,8 +108,8 @@ def issue_receipts(
 ) -> list[Receipt]:
     """Return the receipts of operations that have none, numbered from ``last_number`` + 1 in the ledger's order.
 
-    ``orders`` and ``firsts`` are by the orders' ids, ``emails`` by the accounts'. Of an order all operations that
-    have no receipt must be there, since the others name its first one.
+    ``orders`` and ``firsts`` are by the orders' ids, ``emails`` by the accounts'. Of an order all earlier
+    operations without a receipt must be there, since the others name its first one.
     """
     known, receipts = dict(firsts), list[Receipt]()
     for sequence, operation in enumerate(in_ledger_order(operations), last_number + 1):

@@ -7,7 +7,7 @@ process that was frozen while it decided adds nothing, and holds no lock in the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -65,7 +65,7 @@ BEGINNING: Final = LedgerPlace(datetime.min.replace(tzinfo=UTC))
 
 
 class DueReceipts(NamedTuple):
-    """Operations without receipts, all those of each of their ``orders``, and what their receipts need.
+    """Operations without receipts, in each order all before the last of them, and what their receipts need.
 
     ``last_number`` was read first. Orders that cannot be decoded are left out. ``next_after`` is where the next
     page starts; None if this was the last one.
@@ -80,17 +80,26 @@ class DueReceipts(NamedTuple):
 
 
 def read_due(rows: Connection, after: LedgerPlace, *, most: int) -> DueReceipts:
-    """Read up to ``most`` operations that follow a place, and return those that have no receipt."""
+    """Read up to ``most`` operations that follow a place, and return those that have no receipt.
+
+    With them are earlier ones of their orders, which are in no later page.
+    """
     last_number = rows.execute(select(receipt_series.c.last_number)).scalar_one()
     page = rows.execute(_PAGE, {**after._asdict(), "most": most}).all()
     last = page[-1] if len(page) == most else None
     next_after = None if last is None else LedgerPlace(last.at, last.account_id, last.number)
-    wanted = {(row.account_id, row.order_id) for row in page if row.order_id is not None and not row.has_receipt}
+    # Rows are read later than the page, so they may have more operations. Those are left to their own pages: other
+    # orders of the account may have some that come first.
+    wanted = {
+        (row.account_id, row.order_id): row.number
+        for row in sorted(page, key=lambda row: row.number)
+        if row.order_id is not None and not row.has_receipt
+    }
     if not wanted:
         return DueReceipts(last_number, (), {}, {}, {}, next_after)
     found = read_rows(
         order_of,
-        rows.execute(ORDER.where(tuple_(orders.c.account_id, orders.c.order_id).in_(wanted))).all(),
+        rows.execute(ORDER.where(tuple_(orders.c.account_id, orders.c.order_id).in_([*wanted]))).all(),
         "orders",
         lambda row: (row.created_at, row.order_id),
     )
@@ -99,7 +108,11 @@ def read_due(rows: Connection, after: LedgerPlace, *, most: int) -> DueReceipts:
     without = [MoneyOperation._make(row) for row in rows.execute(_WITHOUT, {"ids": ids})]
     emails = _emails(rows, {account_id for account_id, _ in wanted})
     # In a ledger that breaks no rule these are all of them.
-    owned = [each for each in without if (each.account_id, each.order_id) in wanted and each.account_id in emails]
+    owned = [
+        each
+        for each in without
+        if each.number <= wanted.get((each.account_id, each.order_id), 0) and each.account_id in emails
+    ]
     return DueReceipts(last_number, owned, known, _firsts(rows, wanted), emails, next_after)
 
 
@@ -113,10 +126,10 @@ def store_receipts(rows: Connection, issued: Sequence[Receipt]) -> bool:
     return bool(rows.execute(_STORE, parameters).rowcount)
 
 
-def _firsts(rows: Connection, wanted: set[tuple[str, str]]) -> dict[str, FirstReceipt]:
+def _firsts(rows: Connection, wanted: Collection[tuple[str, str]]) -> dict[str, FirstReceipt]:
     columns = [receipts.c.order_id, *(receipts.c[name] for name in FirstReceipt._fields)]
     query = select(*columns).where(
-        tuple_(receipts.c.account_id, receipts.c.order_id).in_(wanted), receipts.c.receipt_number.is_(None)
+        tuple_(receipts.c.account_id, receipts.c.order_id).in_([*wanted]), receipts.c.receipt_number.is_(None)
     )
     return {order_id: FirstReceipt(*first) for order_id, *first in rows.execute(query)}
 
