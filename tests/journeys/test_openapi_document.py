@@ -28,7 +28,7 @@ from schemathesis.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from tests.clients import IMAGE, Customer, loopback_client, ok
+from tests.clients import IMAGE, Customer, loopback_client, ok, until
 
 from holdfast.http.app import ROUTES
 from holdfast.http.kit.calls import Auth
@@ -130,6 +130,12 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         card = ok(await ada.as_session("POST", "/v2/control/payments/cardprovider", ORDER))
         await card_provider.act("payment_intents", card["provider_payment_id"], "pay")
         cards = [await save_card(ada, card_provider) for _ in range(2)]
+
+        async def has_receipt() -> bool:
+            return bool(ok(await ada.as_session("GET", "/v2/control/receipts"))["data"])
+
+        await until(has_receipt)
+        [receipt] = ok(await ada.as_session("GET", "/v2/control/receipts"))["data"]
         [*_, event] = await card_provider.events_of(card["provider_payment_id"])
         callback = ok(await ada.as_session("POST", "/v2/control/payments/sandbox", ORDER))["callback"]
         spare = ok(await ada.as_session("POST", "/v2/control/api-keys", {}))
@@ -162,6 +168,7 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         "event_id": events[0]["event_id"],
         "file_id": uploaded["file_id"],
         "card_id": cards[0],
+        "number": receipt["number"],
         "coupon_id": coupons[0]["coupon_id"],
         "provider": "studio",
     }
