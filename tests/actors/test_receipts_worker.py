@@ -8,7 +8,7 @@ from sqlalchemy import text
 from tests.persistence.account_history import START, AccountHistory, payment
 from tests.receipt_books import TERMS, audit_receipts
 
-from holdfast.actors.workers.receipts import LATE_S, WHOLE_S, ReceiptsWorker
+from holdfast.actors.workers.receipts import LATE_S, OVERLAP_S, WHOLE_EVERY_S, ReceiptsWorker
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 
@@ -32,23 +32,31 @@ async def test_what_is_committed_late_is_found_within_an_hour(database: Database
         history.order("a", payment("a"))
         assert await worker.issue() is False
         assert audit_receipts(database_url).receipts == 1
-        # A little late: within what each pass reads again.
-        clock.at += timedelta(seconds=LATE_S - 1)
+        # A little late: within what each reading overlaps.
+        clock.at += timedelta(seconds=OVERLAP_S - 1)
         history.order("b", payment("b"))
         await worker.issue()
         assert audit_receipts(database_url).receipts == 2
-        # As late as after a day in which its process was frozen. The passes until the next whole one do not see it.
-        clock.at += timedelta(seconds=LATE_S + 2)
+        # Later: the readings of every minute go so far back.
+        clock.at = START + timedelta(seconds=2 * OVERLAP_S)
         await worker.issue()
         await worker.issue()
-        AccountHistory(connection, "acct_bob").order("c", payment("c"))
-        clock.at += timedelta(seconds=WHOLE_S - 10)
+        history.order("c", payment("c"))
+        clock.at = START + timedelta(seconds=LATE_S - 5)
         await worker.issue()
         assert audit_receipts(database_url).receipts == 2
-        clock.at += timedelta(seconds=20)
+        await worker.issue()
+        assert audit_receipts(database_url).receipts == 3
+        # As late as after an hour in which its process was frozen: only readings of the whole ledger see it.
+        AccountHistory(connection, "acct_bob").order("d", payment("d"))
+        clock.at = START + timedelta(seconds=WHOLE_EVERY_S - 1)
         await worker.issue()
         await worker.issue()
-    assert audit_receipts(database_url) == ([], 3, 0, 30_000_000)
+        assert audit_receipts(database_url).receipts == 3
+        clock.at += timedelta(seconds=1)
+        await worker.issue()
+        await worker.issue()
+    assert audit_receipts(database_url) == ([], 4, 0, 40_000_000)
 
 
 async def test_issued_at_is_service_time(database: Database, database_url: str) -> None:

@@ -7,7 +7,7 @@ it was installed get their receipts first.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Final
 
@@ -26,9 +26,12 @@ PASS_S: Final = 2.0
 PASS_BOUND_S: Final = 60.0
 OPERATIONS_MAX: Final = 250
 """How many operations a pass reads: so few that deciding on them keeps no request waiting."""
+OVERLAP_S: Final = 60.0
+"""An operation may be committed later than others that were decided after it: so far back each reading begins."""
 LATE_S: Final = 3_600.0
-"""An operation may be committed later than others that were decided after it, as by a process that was frozen."""
-WHOLE_S: Final = 3_600.0
+LATE_EVERY_S: Final = 60.0
+"""How far back, and how often, it is read for what was later, as by a process that was frozen."""
+WHOLE_EVERY_S: Final = 3_600.0
 """How often the whole ledger is read, for what was later still."""
 
 
@@ -43,7 +46,7 @@ class ReceiptsWorker:
         self._now = now
         self._is_ours = is_ours
         self._after = BEGINNING
-        self._whole_at: datetime | None = None
+        self._late_at = self._whole_at = now()
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Issue receipts every few seconds until cancelled."""
@@ -71,9 +74,10 @@ class ReceiptsWorker:
 
     def _start_again(self) -> LedgerPlace:
         now = self._now()
-        if self._whole_at is None:
-            self._whole_at = now
-        if now - self._whole_at >= timedelta(seconds=WHOLE_S):
-            self._whole_at = now
+        if now - self._whole_at >= timedelta(seconds=WHOLE_EVERY_S):
+            self._whole_at = self._late_at = now
             return BEGINNING
-        return LedgerPlace(now - timedelta(seconds=LATE_S))
+        if now - self._late_at >= timedelta(seconds=LATE_EVERY_S):
+            self._late_at = now
+            return LedgerPlace(now - timedelta(seconds=LATE_S))
+        return LedgerPlace(now - timedelta(seconds=OVERLAP_S))
