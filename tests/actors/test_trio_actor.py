@@ -191,7 +191,7 @@ async def test_a_kill_in_the_middle_of_a_turn_leaves_the_outcome_unknown() -> No
 class WritingActor(JournaledActor):
     """Writes every number; replies to words at once; ``reload`` finds its state stale."""
 
-    own_fence = "account"
+    own_fences = frozenset({"account"})
 
     def __init__(self) -> None:
         super().__init__(Mailbox(100), self)  # type: ignore[arg-type]  # it is its own journal

@@ -16,7 +16,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.queries.events import EventAddress
-from holdfast.providers.mail import Alert, MailFault
+from holdfast.providers.mail import Alert, CodeUse, MailFault
 from holdfast.providers.media.provider_check import CheckStep
 from holdfast.supervision.control.messages import MemberView
 from holdfast.supervision.poison_replays import NOT_FOUND, PoisonReplays
@@ -35,7 +35,7 @@ class FakeMailer:
     alerts: list[tuple[str, Alert]] = field(default_factory=list)
     fault: MailFault | None = None
 
-    async def send_code(self, email: str, code: str, expires_in_s: int) -> None:
+    async def send_code(self, email: str, code: str, expires_in_s: int, use: CodeUse = "sign_in") -> None:
         if self.fault is not None:
             raise self.fault
         self.sent.append((email, code, expires_in_s))

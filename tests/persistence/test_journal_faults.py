@@ -30,7 +30,7 @@ class Sign(Command[str], frozen=True):
 class Clerk(JournaledActor):
     """An actor that writes a unit for each message."""
 
-    own_fence = "account"
+    own_fences = frozenset({"account"})
 
     def on_receive(self, message: Any) -> Any:
         return Commit(Unit(), "signed")

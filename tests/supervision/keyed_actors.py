@@ -128,7 +128,7 @@ class Harness:
 class WritingActor(JournaledActor):
     """Does what its messages say, and counts its incarnations."""
 
-    own_fence = "account"
+    own_fences = frozenset({"account"})
 
     def __init__(self, harness: Harness, key: str, mailbox: Mailbox) -> None:
         super().__init__(mailbox, harness)  # type: ignore[arg-type]  # all it needs of a journal

@@ -103,4 +103,7 @@ IDEMPOTENCY_KEY_REUSED: Final = Refusal(
 )
 SUPERSEDED: Final = Refusal(code="superseded", message="A later attempt at this request has begun.")
 """Of an attempt by which no task is created any more; it is handled where the attempts are made."""
+ACCOUNT_CLOSING: Final = Refusal(
+    code="account_closing", message="The account is being closed. To keep it, its owner signs in before that."
+)
 ACCOUNT_DISABLED: Final = Refusal(code="account_disabled", message="The account is disabled; ask the operator.")

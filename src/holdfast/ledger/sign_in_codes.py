@@ -97,6 +97,17 @@ def is_otp_id_of(pepper: bytes, email: str, otp_id: str) -> bool:
     return hmac.compare_digest(_tag(pepper, email, head).encode(), tag.encode(errors="replace"))
 
 
+def code_mac(pepper: bytes, otp_id: str, digits: str, purpose: str = "") -> str:
+    """Return what is stored of a code. One for another purpose than signing in is of no use for that."""
+    covered = f"{otp_id}|{digits}" + (purpose and f"|{purpose}")
+    return hmac.new(pepper, covered.encode(errors="replace"), hashlib.sha256).hexdigest()
+
+
+def email_purpose(account_id: str, email: str) -> str:
+    """Return the purpose of the codes by which an account's address is changed to this one."""
+    return f"email|{account_id}|{email}"
+
+
 def request_code(
     state: CodesState, limits: CodeLimits, *, origin: str, otp_id: str, mac: str, at: datetime
 ) -> CodesState | Refusal:

@@ -14,7 +14,7 @@ from email.message import EmailMessage
 from email.policy import SMTP, Policy
 from email.utils import format_datetime, make_msgid, parseaddr
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import structlog
@@ -27,6 +27,12 @@ THREADS_MAX_COUNT = 4
 ALERT_THREADS_MAX_COUNT = 2
 """For alerts, apart from those for codes: a user waits for a code to sign in."""
 DEVELOPMENT_SENDER = "holdfast@localhost"
+
+CodeUse = Literal["sign_in", "email_change"]
+_CODES: Final[dict[CodeUse, str]] = {
+    "sign_in": "sign-in code",
+    "email_change": "code for changing the e-mail address of your account",
+}
 
 _ADDRESS = re.compile(r"[^\s@,;:<>()\[\]\\\"\x00-\x1f\x7f]{1,64}@[^\s@,;:<>()\[\]\\\"\x00-\x1f\x7f]{1,253}\Z")
 _log = structlog.get_logger(__name__)
@@ -74,19 +80,22 @@ class MailFault(Exception):
 
 
 class Alert(NamedTuple):
-    """A mail about an account. ``message_id`` is the same each time it is sent; the link ends such mail."""
+    """A mail about an account. ``message_id`` is the same each time it is sent; the link ends such mail.
+
+    What an owner must know has no such link.
+    """
 
     message_id: str
     subject: str
     text: str
-    unsubscribe_url: str
+    unsubscribe_url: str | None
 
 
 class Mailer(Protocol):
     """Sends codes and alerts."""
 
-    async def send_code(self, email: str, code: str, expires_in_s: int) -> None:
-        """Send a sign-in code. Raises :class:`MailFault`."""
+    async def send_code(self, email: str, code: str, expires_in_s: int, use: CodeUse = "sign_in") -> None:
+        """Send a code. Raises :class:`MailFault`."""
 
     async def send_alert(self, email: str, alert: Alert) -> None:
         """Send an alert. Raises :class:`MailFault`."""
@@ -129,9 +138,9 @@ class SmtpMailer:
         self._code_threads = trio.CapacityLimiter(THREADS_MAX_COUNT)
         self._alert_threads = trio.CapacityLimiter(ALERT_THREADS_MAX_COUNT)
 
-    async def send_code(self, email: str, code: str, expires_in_s: int) -> None:
-        """Send a sign-in code. Raises :class:`MailFault`."""
-        message = write_code(self._mail_from, email, code, expires_in_s)
+    async def send_code(self, email: str, code: str, expires_in_s: int, use: CodeUse = "sign_in") -> None:
+        """Send a code. Raises :class:`MailFault`."""
+        message = write_code(self._mail_from, email, code, expires_in_s, use)
         await self._send_in_time(message, email, self._code_threads)
 
     async def send_alert(self, email: str, alert: Alert) -> None:
@@ -185,9 +194,9 @@ class SmtpMailer:
 class NoMailer:
     """Sends nothing: production without a mail server must not show codes anywhere, least of all in the log."""
 
-    async def send_code(self, email: str, code: str, expires_in_s: int) -> None:
+    async def send_code(self, email: str, code: str, expires_in_s: int, use: CodeUse = "sign_in") -> None:
         """Always raises :class:`MailFault`."""
-        del email, code, expires_in_s
+        del email, code, expires_in_s, use
         raise MailFault("no mail server is configured")
 
     async def send_alert(self, email: str, alert: Alert) -> None:
@@ -203,9 +212,9 @@ class DevelopmentMailer:
         self._directory = directory
         self._threads = trio.CapacityLimiter(1)
 
-    async def send_code(self, email: str, code: str, expires_in_s: int) -> None:
-        """Write a sign-in code. Raises :class:`MailFault`."""
-        path = await self._write_in_thread(write_code(DEVELOPMENT_SENDER, email, code, expires_in_s))
+    async def send_code(self, email: str, code: str, expires_in_s: int, use: CodeUse = "sign_in") -> None:
+        """Write a code. Raises :class:`MailFault`."""
+        path = await self._write_in_thread(write_code(DEVELOPMENT_SENDER, email, code, expires_in_s, use))
         _log.info("mail written to a file", email=email, code=code, file=str(path))
 
     async def send_alert(self, email: str, alert: Alert) -> None:
@@ -228,16 +237,19 @@ class DevelopmentMailer:
         return path
 
 
-def write_code(mail_from: str, email: str, code: str, expires_in_s: int) -> EmailMessage:
+def write_code(
+    mail_from: str, email: str, code: str, expires_in_s: int, use: CodeUse = "sign_in"
+) -> EmailMessage:
     """Return the message with the code. Raises :class:`MailFault` unless ``email`` is one address."""
     if not code.isascii() or not code.isalnum():
         raise MailFault("the code is malformed")
     message = _new_message(mail_from, email)
-    message["Subject"] = f"Your sign-in code: {code}"
+    what = _CODES[use]
+    message["Subject"] = f"Your {what}: {code}"
     message["Message-ID"] = make_msgid(domain=_domain(mail_from))
     minutes = max(1, expires_in_s // 60)
     message.set_content(
-        f"Your sign-in code is {code}\n\n"
+        f"Your {what} is {code}\n\n"
         f"It is valid for {minutes} minute{'' if minutes == 1 else 's'} and can be used once.\n"
         "If you did not request it, you can ignore this message.\n"
     )
@@ -249,6 +261,9 @@ def write_alert(mail_from: str, email: str, alert: Alert) -> EmailMessage:
     message = _new_message(mail_from, email)
     message["Subject"] = alert.subject
     message["Message-ID"] = f"<{alert.message_id}@{_domain(mail_from)}>"
+    if alert.unsubscribe_url is None:
+        message.set_content(f"{alert.text}\n")
+        return message
     # As RFC 8058 says: a mail program may unsubscribe its user by one POST.
     message["List-Unsubscribe"] = f"<{alert.unsubscribe_url}>"
     message["List-Unsubscribe-Post"] = "List-Unsubscribe=One-Click"

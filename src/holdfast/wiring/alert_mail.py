@@ -13,6 +13,7 @@ from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.tasks.events import DeliveryResponse
 from holdfast.persistence.claims.outbox import DueEvent
 from holdfast.persistence.queries.webhooks import mail_recipient
+from holdfast.persistence.records.event_rows import MAIL_URL, MAILTO
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.mail import Alert, Mailer, MailFault
@@ -32,7 +33,9 @@ class AlertMail:
         self._urls = urls
 
     async def send(self, event: DueEvent) -> DeliveryResponse:
-        """Send an event to its account's owner, once."""
+        """Send an event to its account's owner, once; one that names an address, to that in any case."""
+        if event.url != MAIL_URL:
+            return await self._send_notice(event, event.url.removeprefix(MAILTO))
         try:
             recipient = await self._database.read(mail_recipient, event.account_id)
         except DatabaseAway:
@@ -46,6 +49,14 @@ class AlertMail:
             await self._mailer.send_alert(recipient.email, alert)
         except MailFault as fault:
             return await self._refused(event, fault)
+        return DeliveryResponse(ACCEPTED)
+
+    async def _send_notice(self, event: DueEvent, address: str) -> DeliveryResponse:
+        subject, text = mail_text(data_of(cast(AccountEventKind, event.kind), event.snapshot))
+        try:
+            await self._mailer.send_alert(address, Alert(event.event_id, subject, text, None))
+        except MailFault as fault:
+            return DeliveryResponse(None, error=str(fault), is_final=fault.is_refused)
         return DeliveryResponse(ACCEPTED)
 
     async def _refused(self, event: DueEvent, fault: MailFault) -> DeliveryResponse:

@@ -16,6 +16,7 @@ import trio
 
 from holdfast.actors.account.alerts import decide_alerts
 from holdfast.actors.account.keys import AccountKeys, model_not_allowed
+from holdfast.actors.account.leaving import AccountLeaving
 from holdfast.actors.account.messages import (
     AdjustCredit,
     AlertCommand,
@@ -23,13 +24,17 @@ from holdfast.actors.account.messages import (
     AnnounceExpiry,
     BeginAttempt,
     ChangeApiKey,
+    ChangeEmail,
+    CloseAccount,
     CreateApiKey,
     CreateOrder,
     CreateTask,
     CreditChanged,
     DeleteWebhook,
     ExpireLots,
+    FinishClosing,
     GrantCredit,
+    LeavingCommand,
     LotsExpired,
     OrderCommand,
     PutWebhook,
@@ -80,7 +85,7 @@ from holdfast.ledger.ids import new_id, new_id_of_account
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.order import OrderResult, Seller
 from holdfast.ledger.orders.top_ups import AutoTopUp
-from holdfast.ledger.refusals import ACCOUNT_DISABLED, SUPERSEDED, Refusal
+from holdfast.ledger.refusals import ACCOUNT_CLOSING, ACCOUNT_DISABLED, SUPERSEDED, Refusal
 from holdfast.ledger.tasks.task import Task, accept_task
 from holdfast.ledger.tasks.transitions import Settlement
 from holdfast.persistence.journal.journal import Journal
@@ -111,6 +116,7 @@ AccountCommand: TypeAlias = (
     | AlertCommand
     | OrderCommand
     | TopUpCommand
+    | LeavingCommand
     | AdjustCredit
     | SetAccess
     | SetCeiling
@@ -188,7 +194,7 @@ class AccountActor(JournaledActor):
     """One account. ``load`` reads its rows, ``database`` has its orders; ``announce`` notifies of a new task."""
 
     kind = "accounts"
-    own_fence = "account"
+    own_fences = frozenset({"account", "sign_in"})
 
     def __init__(
         self,
@@ -212,6 +218,7 @@ class AccountActor(JournaledActor):
         self._seller = seller
         self._units: AccountUnits
         self._keys: AccountKeys
+        self._leaving: AccountLeaving
         self._disabled_at: datetime | None
         self._replies = RecentReplies(account_id, replies_max=limits.replies_max, ttl_s=limits.idempotency_ttl_s)
         self._database = database
@@ -229,6 +236,14 @@ class AccountActor(JournaledActor):
             webhooks=loaded.webhooks,
             alerts=loaded.alerts,
             paid_credit_days=self._limits.paid_credit_days,
+        )
+        self._leaving = AccountLeaving(
+            self._units,
+            loaded.closes_at,
+            loaded.closed_at,
+            database=self._database,
+            now=self._now,
+            await_durable=self.await_durable,
         )
         if loaded.top_up is not None:
             self._units.top_up = self._top_up_of(loaded.top_up)
@@ -249,7 +264,7 @@ class AccountActor(JournaledActor):
         self._create_rate = before._create_rate
 
     def on_receive(self, message: AccountCommand) -> Turn[object] | Awaitable[Turn[object]]:
-        """Decide one command. Refuses: 1. a disabled account, or an API key; 2. a used Idempotency-Key.
+        """Decide one command. Refuses: 1. a disabled or closing account, or an API key; 2. a used Idempotency-Key.
 
         A command with a key is answered by what the key replays, so that no handler sees it again.
         """
@@ -282,6 +297,8 @@ class AccountActor(JournaledActor):
                 return self._change_credit(message)
             case AnnounceExpiry():
                 return self._announce_expiry(message)
+            case ChangeEmail() | CloseAccount() | FinishClosing():
+                return self._decide_leaving(message)
             case SetAccess():
                 return self._set_access(message)
             case PutWebhook() | DeleteWebhook() | SetAlerts() | StopMail() | AllowMail():
@@ -509,7 +526,16 @@ class AccountActor(JournaledActor):
         return self._units.change(command, top_up.state, rows=rows)
 
     def _top_up_of(self, state: AutoTopUp) -> AccountTopUp:
-        return AccountTopUp(state, self._seller, self._now, is_disabled=self._disabled_at is not None)
+        is_disabled = self._disabled_at is not None or self._leaving.closes_at is not None
+        return AccountTopUp(state, self._seller, self._now, is_disabled=is_disabled)
+
+    async def _decide_leaving(self, command: LeavingCommand) -> Turn[object]:
+        turn = await self._leaving.decide(command)
+        if self._units.top_up is not None:
+            self._units.top_up.is_disabled = self._disabled_at is not None or self._leaving.closes_at is not None
+        if self._leaving.closed_at is not None:
+            self._keys.live.clear()
+        return turn
 
     async def _change_order(self, command: OrderCommand) -> Turn[OrderResult]:
         """Refuses what :class:`AccountOrders` refuses."""
@@ -531,14 +557,35 @@ class AccountActor(JournaledActor):
         at = self._now()
         self._disabled_at = at if command.is_disabled else None
         if self._units.top_up is not None:
-            self._units.top_up.is_disabled = command.is_disabled
+            self._units.top_up.is_disabled = command.is_disabled or self._leaving.closes_at is not None
         row = AccountAccessRow(self._account_id, self._disabled_at)
         disabled = AccountDisabled(self._account_id, format_time(at))
         events = self._units.event_rows(disabled, at) if command.is_disabled else ()
         return self._units.change(command, row, rows=(row, *events))
 
     def _refuse_access(self, message: AccountCommand) -> Refusal | None:
-        """Refuse what a disabled account gets no more, and tasks by an API key that cannot be used for them now."""
+        """Refuse what a disabled account gets no more, and tasks by an API key that cannot be used for them now.
+
+        An account that is to be closed gets no more either, nor a card; one that is closed no granted credit.
+        """
+        if self._leaving.closes_at is not None:
+            match message:
+                case (
+                    CreateTask()
+                    | BeginAttempt()
+                    | RefuseTask()
+                    | Recharge()
+                    | CreateApiKey()
+                    | CreateOrder()
+                    | PutWebhook()
+                    | RecordCustomer()
+                    | SaveCard()
+                    | SetAutoTopUp()
+                    | ChangeEmail()
+                ):
+                    return ACCOUNT_CLOSING
+                case GrantCredit() if self._leaving.closed_at is not None:
+                    return ACCOUNT_CLOSING
         match message:
             case (
                 CreateTask()

@@ -9,7 +9,7 @@ the last is replied to with :class:`OrderResult`, which contains the whole order
 from __future__ import annotations
 
 from datetime import datetime
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -23,7 +23,7 @@ from holdfast.ledger.orders.order import OrderRequest, OrderResult
 from holdfast.ledger.orders.sandbox_signature import SandboxValues
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.orders.top_ups import AutoTopUp, SavedCard, TopUpSettings
-from holdfast.ledger.public_types import LimitWindow
+from holdfast.ledger.public_types import LimitWindow, Role
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import TaskRequest, TaskStatus
 from holdfast.ledger.tasks.transitions import Settlement
@@ -450,6 +450,80 @@ class ResumeTopUp(Command[AutoTopUp], frozen=True):
     """Open the attempt that was due and that the limits prevented, if they allow it now. Reply: the state."""
 
     is_idempotent: ClassVar[bool] = True
+
+
+class TriedCode(msgspec.Struct, frozen=True):
+    """A code that was sent to an address, as it is stored: see :func:`~holdfast.ledger.sign_in_codes.code_mac`."""
+
+    otp_id: str
+    mac: str
+
+    __repr__ = object.__repr__
+
+
+class EmailChanged(msgspec.Struct, frozen=True, tag="email_changed"):
+    """The address that signs in to the account now, and the role that follows from it."""
+
+    email: str
+    role: Role
+
+
+class ChangeEmail(Command[EmailChanged], frozen=True):
+    """Change the account's e-mail address; all sessions but this one end. Reply: :class:`EmailChanged`.
+
+    ``current`` was sent to the address that the account has, ``new`` to the new one. Refused as
+    :func:`~holdfast.ledger.sign_in_codes.try_code` does for either of them, with ``param`` saying which; and with
+    ``email_taken``.
+    """
+
+    is_idempotent: ClassVar[bool] = True
+
+    email: str
+    role: Role
+    session_id: str
+    current: TriedCode
+    new: TriedCode
+
+
+class ClosingSet(msgspec.Struct, frozen=True, tag="closing_set"):
+    """When the account is closed, and the credit that is forfeited then as of now."""
+
+    closes_at: datetime
+    forfeited_micro: int
+
+
+class CloseAccount(Command[ClosingSet], frozen=True):
+    """Have the account closed in seven days, and end all its sessions. Reply: :class:`ClosingSet`.
+
+    Refused with ``account_in_debt``, ``tasks_not_ended``, ``dispute_open``, ``payment_in_progress``, and with
+    ``credit_remains`` unless ``forfeits_credit``.
+    """
+
+    is_idempotent: ClassVar[bool] = True
+
+    forfeits_credit: bool
+
+
+ClosingState: TypeAlias = Literal["kept", "closed"]
+
+
+class ClosingEnded(msgspec.Struct, frozen=True, tag="closing_ended"):
+    """Whether the account was closed."""
+
+    state: ClosingState
+
+
+class FinishClosing(Command[ClosingEnded], frozen=True):
+    """Close the account for good, as its time has come: its credit is forfeited and its address is free again.
+
+    Reply: :class:`ClosingEnded`, also if it was done before, or if its owner has signed in. Refused as
+    :class:`CloseAccount` is, but for ``credit_remains``; and then it is asked again later.
+    """
+
+    is_idempotent: ClassVar[bool] = True
+
+
+LeavingCommand: TypeAlias = ChangeEmail | CloseAccount | FinishClosing
 
 
 TopUpCommand: TypeAlias = RecordCustomer | SaveCard | RemoveCard | SetAutoTopUp | SwitchOffTopUp | ResumeTopUp

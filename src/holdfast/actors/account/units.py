@@ -17,7 +17,7 @@ from holdfast.ledger.credit.account import AccountState
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal.units import Fence, Unit, Unless
-from holdfast.persistence.records.event_rows import AlertsRow, WebhookRow, account_event_rows
+from holdfast.persistence.records.event_rows import MAILTO, AlertsRow, WebhookRow, account_event_rows
 from holdfast.persistence.records.rows import (
     AccountHead,
     IdempotencyProbe,
@@ -114,6 +114,13 @@ class AccountUnits:
             return events
         self.alerts = alerts
         return (AlertsRow(account_id, alerts), *events)
+
+    def notice_rows(self, data: AccountEventData, at: datetime, email: str) -> tuple[Row, ...]:
+        """Return the rows of an event that this address gets by mail, whatever mail the account wants."""
+        webhooks = self.webhooks.values()
+        return account_event_rows(
+            self.state.account_id, webhooks, data, at, is_mailed=True, mail_url=MAILTO + email
+        )
 
     def alert_rows(
         self, subject: str, marker: str | None, announce: Callable[[], AccountEventData], at: datetime

@@ -94,7 +94,8 @@ class Reload(Exception):
 class JournaledActor(TrioActor):
     """An actor that writes through the journal, as an :class:`~holdfast.persistence.journal.units.Author`."""
 
-    own_fence: ClassVar[FenceKind]
+    own_fences: ClassVar[frozenset[FenceKind]]
+    """The kinds of rows that it reads by itself: what was decided on an older one is decided again."""
 
     crashed_on: Envelope | None = None
     """The message that it crashed on."""
@@ -269,7 +270,7 @@ class JournaledActor(TrioActor):
             crash.__cause__ = result.cause
             envelope.fail(crash)
             self._broken, self.crashed_on = crash, envelope
-        elif isinstance(result, Stale) and all(fence.kind != self.own_fence for fence in result.fences):
+        elif isinstance(result, Stale) and all(fence.kind not in self.own_fences for fence in result.fences):
             # Deciding again would not help: the row with the newer version is the asking actor's.
             stale = ", ".join(f"{fence.kind} {fence.key}" for fence in result.fences)
             envelope.fail(StaleFence(stale))

@@ -40,6 +40,7 @@ from holdfast.ledger.sign_in_codes import (
     CodesState,
     admit_origin,
     admit_token,
+    code_mac,
     new_otp_id,
     request_code,
     try_code,
@@ -48,7 +49,15 @@ from holdfast.ledger.sign_in_codes import (
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit
 from holdfast.persistence.queries.loading import LoadedSignIn
-from holdfast.persistence.records.rows import AccountHead, AccountRow, Row, SessionRow, SignInRow
+from holdfast.persistence.records.rows import (
+    AccountChangeRow,
+    AccountHead,
+    AccountKeptRow,
+    AccountRow,
+    Row,
+    SessionRow,
+    SignInRow,
+)
 from holdfast.persistence.records.unreadable import read_row
 from holdfast.telemetry.reports.conditions import LOCKOUTS, Conditions
 
@@ -91,7 +100,7 @@ class SignInActor(JournaledActor):
     """One key of the sign-in directory: ``email:…`` or ``origin:…``."""
 
     kind = "sign-in"
-    own_fence = "sign_in"
+    own_fences = frozenset({"sign_in", "account"})
 
     def __init__(
         self,
@@ -181,7 +190,7 @@ class SignInActor(JournaledActor):
             rules.codes,
             origin=self._origin_of(command.origin),
             otp_id=otp_id,
-            mac=self._mac(otp_id, digits),
+            mac=code_mac(rules.pepper, otp_id, digits, command.purpose),
             at=at,
         )
         if isinstance(codes, Refusal):
@@ -195,23 +204,29 @@ class SignInActor(JournaledActor):
     async def _verify_code(self, command: VerifyCode) -> Turn[SignedIn]:
         """Refuses: 1. what :func:`try_code` refuses; 2. a disabled account, whose code is used up."""
         at = self._now()
-        mac = self._mac(command.otp_id, command.code)
+        mac = code_mac(self._rules.pepper, command.otp_id, command.code)
         codes, refusal = try_code(self._codes, otp_id=command.otp_id, mac=mac, at=at)
         if refusal is None:
-            # Read again: an operator may have disabled the account since this actor started.
-            is_disabled = (await self._load(self._key)).is_disabled
+            # Read again: an operator may have disabled the account since this actor started, or its owner left.
+            loaded = await self._load(self._key)
             self._codes = codes
-            return self._change(codes, ACCOUNT_DISABLED, at) if is_disabled else self._sign_in(at)
+            return self._change(codes, ACCOUNT_DISABLED, at) if loaded.is_disabled else self._sign_in(loaded, at)
         self._report_lockout(refusal)
         if codes is self._codes:
             return self._confirm(refusal)
         self._codes = codes
         return self._change(codes, refusal, at)
 
-    def _sign_in(self, at: datetime) -> Commit[SignedIn]:
-        """Create a session, and the account if the e-mail address has none."""
+    def _sign_in(self, loaded: LoadedSignIn, at: datetime) -> Commit[SignedIn]:
+        """Create a session, and the account if the e-mail address has none. One that is to be closed is kept."""
         rules, email = self._rules, self._email
         rows: list[Row] = []
+        fences: tuple[Fence, ...] = ()
+        if loaded.account_id is not None and loaded.closes_at is not None:
+            # Its actor then finds its own state older than the rows.
+            fences = (Fence("account", loaded.account_id, loaded.account_version),)
+            rows.append(AccountKeptRow(loaded.account_id, loaded.account_version + 1))
+            rows.append(AccountChangeRow(loaded.account_id, at, "kept"))
         if self._account_id is None:
             self._account_id = new_id("acct")
             self._role = "Operator" if email in rules.operators else "User"
@@ -223,7 +238,7 @@ class SignInActor(JournaledActor):
         token_sha256 = hashlib.sha256(token.encode()).digest()
         rows.append(SessionRow(self._account_id, session_id, token_sha256, at, expires_at))
         reply = SignedIn(self._account_id, email, self._role, session_id, token, expires_at)
-        return self._change(self._codes, reply, at, *rows)
+        return self._change(self._codes, reply, at, *rows, fences=fences)
 
     def _report_lockout(self, refusal: Refusal) -> None:
         """Report a refusal after too many wrong tries, by account or origin; only the owner of the key does."""
@@ -245,16 +260,19 @@ class SignInActor(JournaledActor):
             :_ORIGIN_DIGITS
         ]
 
-    def _mac(self, otp_id: str, digits: str) -> str:
-        covered = f"{otp_id}|{digits}".encode(errors="replace")
-        return hmac.new(self._rules.pepper, covered, hashlib.sha256).hexdigest()
-
     def _confirm(self, reply: R) -> Commit[R]:
         """Reply once the rows confirm that the state is the newest: another process may serve this key too."""
         return Commit(Unit(fences=(Fence("sign_in", self._key, self._version),), advances=False), reply)
 
-    def _change(self, state: CodesState | OriginState, reply: R, at: datetime, *rows: Row) -> Commit[R]:
+    def _change(
+        self,
+        state: CodesState | OriginState,
+        reply: R,
+        at: datetime,
+        *rows: Row,
+        fences: tuple[Fence, ...] = (),
+    ) -> Commit[R]:
         fence = Fence("sign_in", self._key, self._version)
         self._version += 1
         row = SignInRow(self._key, self._version, at, state)
-        return Commit(Unit(fences=(fence,), rows=(row, *rows)), reply)
+        return Commit(Unit(fences=(fence, *fences), rows=(row, *rows)), reply)

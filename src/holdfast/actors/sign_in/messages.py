@@ -26,9 +26,13 @@ class OriginAdmitted(msgspec.Struct, frozen=True):
 
 
 class RequestCode(Command["CodeIssued"], frozen=True):
-    """Issue a one-time code for an e-mail address (key ``email:…``). Reply: :class:`CodeIssued`."""
+    """Issue a one-time code for an e-mail address (key ``email:…``). Reply: :class:`CodeIssued`.
+
+    One that has a ``purpose`` is of use for that alone, not for signing in.
+    """
 
     origin: str
+    purpose: str = ""
 
 
 class CodeIssued(msgspec.Struct, frozen=True):

@@ -85,7 +85,7 @@ class TaskActor(JournaledActor):
     """One task."""
 
     kind = "tasks"
-    own_fence = "task"
+    own_fences = frozenset({"task"})
 
     def __init__(
         self, request_id: str, mailbox: Mailbox, journal: Journal, *, load: Load, deps: TaskDependencies

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from holdfast.actors.account.messages import SignOut
-from holdfast.actors.sign_in.messages import AdmitOrigin, RequestCode, SignedIn, VerifyCode
+from holdfast.actors.sign_in.messages import AdmitOrigin, CodeIssued, RequestCode, SignedIn, VerifyCode
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_WRITE
 from holdfast.http.kit.routes import Outcome, RouteTable
@@ -29,6 +29,7 @@ from holdfast.ledger.clock import format_time
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import INVALID_OTP, is_otp_id_of
 from holdfast.persistence.queries.accounts import first_call_facts
+from holdfast.providers.mail import CodeUse
 from holdfast.telemetry.reports.conditions import MAIL
 
 EMAIL_MAX_CHARS: Final = 254
@@ -81,8 +82,14 @@ async def request_code(call: Call) -> Outcome:
     issued = await call.ask(deps.sign_ins.ref(f"email:{email}"), RequestCode(origin))
     if isinstance(issued, Refusal):
         return issued
+    return await send_code(call, email, issued)
+
+
+async def send_code(call: Call, email: str, issued: CodeIssued, use: CodeUse = "sign_in") -> CodeSent | Refusal:
+    """Send a code to its address. Refuses: 1. ``otp_delivery_failed``."""
+    deps = call.deps
     try:
-        await deps.sending.mailer.send_code(email, issued.code, expires_in_s=issued.expires_in_s)
+        await deps.sending.mailer.send_code(email, issued.code, expires_in_s=issued.expires_in_s, use=use)
     except Exception as fault:  # the caller learns no detail of the mail host
         deps.conditions.failed(MAIL, "", type(fault).__name__)
         return Refusal(code="otp_delivery_failed", message="The code could not be sent; try again later.")
@@ -104,7 +111,7 @@ async def request_code(call: Call) -> Outcome:
     errors=("invalid_email", "invalid_otp", "otp_expired", "otp_attempts_exceeded", "account_disabled"),
 )
 async def verify_code(call: Call) -> Outcome:
-    """A code is valid once, for its own address and `otp_id`."""
+    """A code is valid once, for its own address and `otp_id`. An account that is to be closed is kept by it."""
     deps, tried = call.deps, call.body(VerifyRequest)
     email = read_email(tried.email)
     if isinstance(email, Refusal):
@@ -127,10 +134,15 @@ async def verify_code(call: Call) -> Outcome:
     )
 
 
+def is_code(text: str) -> bool:
+    """Whether a text has the form of a code."""
+    return _CODE.fullmatch(text) is not None
+
+
 async def sign_in_by_code(call: Call, email: str, tried: VerifyRequest) -> SignedIn | Refusal:
     """Sign in with a code. Refuses as :func:`verify_code` does."""
     deps = call.deps
-    if not _CODE.fullmatch(tried.otp):
+    if not is_code(tried.otp):
         return invalid_parameter("otp", "must have six digits")
     if not is_otp_id_of(deps.settings.otp_pepper, email, tried.otp_id):
         return INVALID_OTP

@@ -23,8 +23,8 @@ from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from holdfast.ledger.ids import PLACE_DIGITS, place_digits, place_of
-from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
-from holdfast.persistence.queries.credentials import SessionRecord
+from holdfast.ledger.refusals import ACCOUNT_CLOSING, ACCOUNT_DISABLED, Refusal
+from holdfast.persistence.queries.credentials import FoundKey, SessionRecord
 from holdfast.persistence.records.rows import ApiKeyRecord
 
 CredentialKind = Literal["session", "api_key"]
@@ -224,30 +224,31 @@ def _checksum(body: str) -> str:
 def valid_session(session: SessionRecord | None, now: datetime) -> SessionRecord | Refusal:
     """Return a token's session, if it is valid.
 
-    Refuses: 1. ``invalid_session`` (unknown or ended); 2. ``session_expired``; 3. ``account_disabled``.
+    Refuses: 1. ``invalid_session`` (unknown or ended); 2. ``session_expired``; 3. ``account_disabled``;
+    4. ``account_closing``, of an account in which a process of the release before has let its owner sign in.
     """
     if session is None or session.revoked_at is not None:
         return INVALID_SESSION
     if session.expires_at <= now:
         return SESSION_EXPIRED
-    return session if session.disabled_at is None else ACCOUNT_DISABLED
-
-
-def valid_key(
-    found: tuple[ApiKeyRecord, datetime | None] | None, scope: str | None, now: datetime
-) -> ApiKeyRecord | Refusal:
-    """Return an API key that was found, with the time since which its account is disabled, if it is valid.
-
-    Refuses: 1. ``invalid_api_key`` (unknown or revoked); 2. ``account_disabled``; 3. ``api_key_expired``;
-    4. ``api_key_paused``; 5. ``insufficient_scope``.
-    """
-    if found is None:
-        return INVALID_API_KEY
-    key, disabled_at = found
-    if key.revoked_at is not None:
-        return INVALID_API_KEY
-    if disabled_at is not None:
+    if session.disabled_at is not None:
         return ACCOUNT_DISABLED
+    return session if session.closes_at is None else ACCOUNT_CLOSING
+
+
+def valid_key(found: FoundKey | None, scope: str | None, now: datetime) -> ApiKeyRecord | Refusal:
+    """Return an API key that was found, if it is valid.
+
+    Refuses: 1. ``invalid_api_key`` (unknown or revoked); 2. ``account_disabled``; 3. ``account_closing``;
+    4. ``api_key_expired``; 5. ``api_key_paused``; 6. ``insufficient_scope``.
+    """
+    if found is None or found.key.revoked_at is not None:
+        return INVALID_API_KEY
+    key = found.key
+    if found.disabled_at is not None:
+        return ACCOUNT_DISABLED
+    if found.closes_at is not None:
+        return ACCOUNT_CLOSING
     unusable = key.terms.refuse_use(now)
     if unusable is not None:
         return unusable

@@ -96,6 +96,7 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
         429, RATE_LIMIT, "ten wrong operators' tokens came from this address within 15 minutes", retry_after_s=900
     ),
     "account_disabled": ErrorRow(403, PERMISSION, "the account is disabled"),
+    "account_closing": ErrorRow(403, PERMISSION, "the account is to be closed; its owner keeps it by signing in"),
     "rate_limit_exceeded": ErrorRow(
         429,
         RATE_LIMIT,
@@ -148,6 +149,12 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
         409, CONFLICT, "too many live keys, or too many with the revoked ones", final=True
     ),
     "api_key_revoked": ErrorRow(409, CONFLICT, "a revoked key cannot be changed", final=True),
+    "email_taken": ErrorRow(409, CONFLICT, "another account has the e-mail address", final=True),
+    "credit_remains": ErrorRow(409, CONFLICT, "closing the account forfeits credit; confirm it", final=True),
+    "account_in_debt": ErrorRow(409, CONFLICT, "an account that owes something cannot be closed"),
+    "tasks_not_ended": ErrorRow(409, CONFLICT, "an account with tasks that run cannot be closed"),
+    "payment_in_progress": ErrorRow(409, CONFLICT, "an account with an open payment order cannot be closed"),
+    "dispute_open": ErrorRow(409, CONFLICT, "an account with a disputed payment cannot be closed"),
     "account_not_found": ErrorRow(404, NOT_FOUND, "the account does not exist"),
     # Credit.
     "invalid_amount": ErrorRow(400, INVALID, "not an amount, or out of bounds"),
@@ -310,7 +317,9 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     and with `limit`.
     """
     available: str | msgspec.UnsetType = msgspec.UNSET
-    """The credit that is available; present for `insufficient_credit` only. A decimal string."""
+    """The credit that is available; present for `insufficient_credit`, `credit_remains` and `account_in_debt` only.
+    A decimal string.
+    """
     limit: SpendingLimit | msgspec.UnsetType = msgspec.UNSET
     """The limit that would be exceeded; present for `key_limit_exceeded` and `account_limit_exceeded` only."""
     spent: str | msgspec.UnsetType = msgspec.UNSET

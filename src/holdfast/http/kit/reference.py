@@ -65,6 +65,7 @@ CUSTOMERS: Final = Reference(
             "A one-time code that is sent by e-mail is exchanged for a session token, `hst_…`, which is valid for "
             "24 hours. It manages the account; tasks are created with an API key."
         ),
+        "Account": "The e-mail address that signs in, and the end of the account.",
         "API keys": (
             "A key, `hk_…`, creates and reads tasks. It may be bound to models, have an end and a limit of what "
             "it spends; the whole account may have limits, too."

@@ -17,7 +17,7 @@ from holdfast.ledger.tasks.task import EventKind
 
 AccountEventKind = Literal[
     "balance.below", "key.limit_reached", "payment.credited", "payment.reversed", "credit.expiring",
-    "top_up.failed", "account.disabled", "webhook.test",
+    "top_up.failed", "account.disabled", "account.email_changed", "account.closing", "webhook.test",
 ]  # fmt: skip
 AnyEventKind: TypeAlias = EventKind | AccountEventKind
 
@@ -117,6 +117,22 @@ class AccountDisabled(msgspec.Struct, frozen=True):
     """When it was disabled."""
 
 
+class AccountEmailChanged(msgspec.Struct, frozen=True):
+    """The e-mail address that signs in was changed."""
+
+    account_id: AccountId
+    changed_at: Time
+    """When it was changed."""
+
+
+class AccountClosing(msgspec.Struct, frozen=True):
+    """The account's owner has it closed; until then signing in keeps it."""
+
+    account_id: AccountId
+    closes_at: Time
+    """When it is closed, and its data deleted."""
+
+
 class WebhookTest(msgspec.Struct, frozen=True):
     """A test, sent on demand."""
 
@@ -133,6 +149,8 @@ AccountEventData: TypeAlias = (
     | CreditExpiring
     | TopUpFailed
     | AccountDisabled
+    | AccountEmailChanged
+    | AccountClosing
     | WebhookTest
 )
 
@@ -144,6 +162,8 @@ _KIND_OF: Final[dict[type[AccountEventData], AccountEventKind]] = {
     CreditExpiring: "credit.expiring",
     TopUpFailed: "top_up.failed",
     AccountDisabled: "account.disabled",
+    AccountEmailChanged: "account.email_changed",
+    AccountClosing: "account.closing",
     WebhookTest: TEST,
 }
 
@@ -234,6 +254,20 @@ class AccountDisabledEvent(AccountEvent, frozen=True):
     """What has happened."""
 
 
+class AccountEmailChangedEvent(AccountEvent, frozen=True):
+    """The e-mail address that signs in was changed."""
+
+    data: AccountEmailChanged
+    """What has happened."""
+
+
+class AccountClosingEvent(AccountEvent, frozen=True):
+    """The account is to be closed."""
+
+    data: AccountClosing
+    """What happens soon."""
+
+
 class WebhookTestEvent(AccountEvent, frozen=True):
     """A test, sent on demand."""
 
@@ -249,6 +283,8 @@ PAYLOADS: Final[dict[AccountEventKind, type[AccountEvent]]] = {
     "credit.expiring": CreditExpiringEvent,
     "top_up.failed": TopUpFailedEvent,
     "account.disabled": AccountDisabledEvent,
+    "account.email_changed": AccountEmailChangedEvent,
+    "account.closing": AccountClosingEvent,
     TEST: WebhookTestEvent,
 }
 """The payload of each kind, as it is documented."""

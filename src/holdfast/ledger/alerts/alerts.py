@@ -13,8 +13,10 @@ from typing import Final, Literal
 import msgspec
 
 from holdfast.ledger.alerts.account_events import (
+    AccountClosing,
     AccountEventData,
     AccountEventKind,
+    AccountEmailChanged,
     BalanceBelow,
     CreditExpiring,
     LimitReached,
@@ -112,7 +114,7 @@ def balance_alert(alerts: Alerts, state: AccountState) -> tuple[Alerts, BalanceB
 
 
 def mail_text(data: AccountEventData) -> tuple[str, str]:
-    """Return the subject and the text of the mail about an event of a kind in :data:`MAILED`."""
+    """Return the subject and the text of the mail about an event: of a kind in :data:`MAILED`, or a notice."""
     match data:
         case BalanceBelow():
             return (
@@ -138,6 +140,19 @@ def mail_text(data: AccountEventData) -> tuple[str, str]:
                 f"Your automatic top-up of {data.amount} failed",
                 f"The automatic top-up of {data.amount} credits failed: {data.reason}. No further one is tried "
                 "until you turn automatic top-ups on again.",
+            )
+        case AccountEmailChanged():
+            return (
+                "The e-mail address of your account was changed",
+                f"The e-mail address that signs in to your account was changed at {data.changed_at}, confirmed by "
+                "codes sent to both addresses. This is the last mail to this one. If it was not you, write to the "
+                "operator of the service at once.",
+            )
+        case AccountClosing():
+            return (
+                f"Your account will be deleted on {data.closes_at[:10]}",
+                f"Your account and its data will be deleted at {data.closes_at}, as was asked for. Until then its "
+                "API keys are refused. To keep the account, sign in before.",
             )
         case _:
             raise AssertionError(f"no mail is sent about {type(data).__name__}")

@@ -180,9 +180,18 @@ def decide_expiry(state: AccountState, lot: Lot, *, operation_id: str, at: datet
 
     Paid credit that expires becomes income (breakage). Promotional credit reduces the expense of the grant.
     """
+    assert lot.is_expired(at)
+    return _withdrawn(state, lot, f"{lot.kind} credit expired", operation_id=operation_id, at=at)
+
+
+def decide_forfeit(state: AccountState, lot: Lot, *, operation_id: str, at: datetime) -> Operation:
+    """Withdraw what is left of a lot of an account that is closed, as if its time had come."""
+    return _withdrawn(state, lot, f"{lot.kind} credit forfeited", operation_id=operation_id, at=at)
+
+
+def _withdrawn(state: AccountState, lot: Lot, reason: str, *, operation_id: str, at: datetime) -> Operation:
     amount_micro = lot.free_micro
     assert amount_micro > 0
-    assert lot.is_expired(at)
     postings = (
         Posting(AVAILABLE, -amount_micro, lot.number),
         Posting(BREAKAGE if lot.kind == "paid" else PROMOTIONS, amount_micro),
@@ -195,7 +204,7 @@ def decide_expiry(state: AccountState, lot: Lot, *, operation_id: str, at: datet
         emptied=state.lots.emptied_by(postings),
         operation_id=operation_id,
         reference=lot.reference,
-        reason=f"{lot.kind} credit expired",
+        reason=reason,
         at=at,
     )
 

@@ -24,7 +24,7 @@ from holdfast.ledger.alerts.account_events import AnyEventKind
 from holdfast.ledger.tasks.events import PAUSES_S
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.webhook_secrets import SIGNING_MAX_COUNT, Rotation
-from holdfast.persistence.records.event_rows import MAIL_URL
+from holdfast.persistence.records.event_rows import MAILTO
 
 RECEIVERS_PROBED_MAX: Final = 500
 """How many receivers with events that are not delivered yet one claim probes; the next continues after them."""
@@ -175,7 +175,7 @@ class DueEvent(NamedTuple):
     @property
     def is_mail(self) -> bool:
         """Whether it is sent to the account's owner by mail."""
-        return self.url == MAIL_URL
+        return self.url.startswith(MAILTO)
 
     @property
     def share(self) -> Share:

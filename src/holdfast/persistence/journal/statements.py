@@ -319,6 +319,12 @@ STATEMENTS: tuple[RowStatement, ...] = (
     RowStatement(tables.accounts, rows.AccountRow).insert(),
     RowStatement(tables.accounts, rows.AccountHead).update(),
     RowStatement(tables.accounts, rows.AccountAccessRow).update(),
+    RowStatement(tables.accounts, rows.AccountEmailRow).update(),
+    RowStatement(tables.accounts, rows.AccountClosingRow).update(),
+    RowStatement(tables.accounts, rows.AccountKeptRow).update(),
+    RowStatement(tables.accounts, rows.AccountClosedRow).update(),
+    RowStatement(tables.accounts, rows.AccountErasedRow).update(),
+    RowStatement(tables.account_changes, rows.AccountChangeRow).insert(),
     RowStatement(tables.operations, Operation, tables.operations.c.keys()).insert(),
     RowStatement(tables.postings, Operation, tables.postings.c.keys(), rows_of=_postings).insert(),
     RowStatement(
@@ -395,7 +401,14 @@ STATEMENTS: tuple[RowStatement, ...] = (
     RowStatement(tables.coupon_uses, rows.CouponGrantedRow).update(),
     RowStatement(tables.sessions, rows.SessionRow).insert(),
     RowStatement(tables.sessions, rows.SessionRevokedRow).update(),
+    RowStatement(
+        tables.sessions, rows.SessionsRevokedRow, ("account_id", "revoked_at"), session_id="kept_session_id"
+    ).using(
+        "update sessions t set revoked_at = v.revoked_at from {arrays} "
+        "where t.account_id = v.account_id and t.session_id <> v.session_id and t.revoked_at is null",
+    ),
     RowStatement(tables.sign_ins, rows.SignInRow).update(),
+    RowStatement(tables.sign_ins, rows.SignInDeletedRow).delete(),
     RowStatement(tables.idempotency_records, rows.IdempotencyRow).upsert(),
     RowStatement(tables.outbox, rows.OutboxRow).insert(),
     RowStatement(tables.outbox, rows.OutboxOutcomeRow).update(["account_id", "event_id", "attempts", "round_at"]),

@@ -16,7 +16,7 @@ from holdfast.persistence.server.repeated_queries import RepeatedQuery, one_of
 
 
 class SessionRecord(NamedTuple):
-    """A session and its account; it may be revoked or expired, and the account disabled."""
+    """A session and its account; it may be revoked or expired, and the account disabled or to be closed."""
 
     account_id: str
     session_id: str
@@ -26,6 +26,7 @@ class SessionRecord(NamedTuple):
     expires_at: datetime
     revoked_at: datetime | None
     disabled_at: datetime | None
+    closes_at: datetime | None = None
 
 
 _AT = ApiKeyRecord._fields.index("terms")
@@ -33,7 +34,7 @@ _AFTER = _AT + len(KeyTerms._fields)
 _KEY = selected(api_keys, (*ApiKeyRecord._fields[:_AT], *KeyTerms._fields, *ApiKeyRecord._fields[_AT + 1 :]))
 _HASHES = one_of("sha256s", LargeBinary())
 _BY_SECRET = RepeatedQuery(
-    _KEY.add_columns(accounts.c.disabled_at, api_keys.c.secret_sha256)
+    _KEY.add_columns(accounts.c.disabled_at, accounts.c.closes_at, api_keys.c.secret_sha256)
     .join_from(api_keys, accounts, accounts.c.id == api_keys.c.account_id)
     .where(api_keys.c.secret_sha256 == _HASHES)
 )
@@ -42,7 +43,7 @@ KEYS_OF_ACCOUNT = _KEY.where(api_keys.c.account_id == bindparam("account_id")).o
 )
 """The keys of the account in the parameter ``account_id``, newest first, for :func:`api_key_of`."""
 _LIVE = _KEY.where(api_keys.c.account_id == bindparam("account_id"), api_keys.c.revoked_at.is_(None))
-_OF_ITS_ACCOUNT = ("email", "role", "disabled_at")
+_OF_ITS_ACCOUNT = ("email", "role", "disabled_at", "closes_at")
 _BY_TOKEN = RepeatedQuery(
     select(
         *((accounts if name in _OF_ITS_ACCOUNT else sessions).c[name] for name in SessionRecord._fields),
@@ -53,10 +54,21 @@ _BY_TOKEN = RepeatedQuery(
 )
 
 
-def find_api_keys(rows: Connection, sha256s: Sequence[bytes]) -> dict[bytes, tuple[ApiKeyRecord, datetime | None]]:
-    """Return the keys whose secrets have these SHA-256, and since when their accounts are disabled."""
+class FoundKey(NamedTuple):
+    """A key, since when its account is disabled, and when that is closed."""
+
+    key: ApiKeyRecord
+    disabled_at: datetime | None = None
+    closes_at: datetime | None = None
+
+
+def find_api_keys(rows: Connection, sha256s: Sequence[bytes]) -> dict[bytes, FoundKey]:
+    """Return the keys whose secrets have these SHA-256."""
     found = _BY_SECRET.rows(rows, {"sha256s": sha256s})
-    return {sha256: (api_key_of(record), disabled_at) for *record, disabled_at, sha256 in found}
+    return {
+        sha256: FoundKey(api_key_of(record), disabled_at, closes_at)
+        for *record, disabled_at, closes_at, sha256 in found
+    }
 
 
 def find_api_key(rows: Connection, account_id: str, key_id: str) -> ApiKeyRecord | None:

@@ -28,7 +28,7 @@ from holdfast.persistence.records.unreadable import UnreadableRow, read_row
 
 
 class LoadedAccount(NamedTuple):
-    """An account's credit, the terms of its live API keys by their ids, and since when it is disabled.
+    """An account's credit, the terms of its live API keys by their ids, and since when it is disabled or closed.
 
     ``spending`` is None if neither the account nor one of these keys has a limit. ``webhooks`` are by their ids.
     ``top_up`` is None if the account has never saved a card or set one.
@@ -41,16 +41,20 @@ class LoadedAccount(NamedTuple):
     webhooks: dict[str, WebhookRow]
     alerts: Alerts
     top_up: AutoTopUp | None
+    closes_at: datetime | None = None
+    closed_at: datetime | None = None
 
 
 class LoadedSignIn(msgspec.Struct, frozen=True):
-    """A sign-in's version and state (a JSON object), and the account that has its e-mail address."""
+    """A sign-in's version and state (a JSON object), and the account that has its e-mail address, if one has."""
 
     version: int
     state: dict[str, Any]
     account_id: str | None
     role: Role | None
     is_disabled: bool
+    account_version: int = 0
+    closes_at: datetime | None = None
 
 
 class RowMissing(Exception):
@@ -93,7 +97,8 @@ _CREDIT = select(
     *(
         tables.accounts.c[name]
         for name in (
-            "version", "operation_count", "balance_micro", "held_micro", "chain_head", "disabled_at", "lots"
+            "version", "operation_count", "balance_micro", "held_micro", "chain_head", "disabled_at", "lots",
+            "closes_at", "closed_at",
         )
     ),
     _OPEN_LOTS.label("open_lots"),
@@ -151,6 +156,8 @@ def load_account(connection: Connection, account_id: str) -> LoadedAccount:
         {each.webhook_id: each for each in webhooks},
         read_alerts(head.alerts, account_id),
         top_up,
+        head.closes_at,
+        head.closed_at,
     )
 
 
@@ -189,10 +196,18 @@ def load_sign_in(connection: Connection, key: str) -> LoadedSignIn:
     account = None
     if key.startswith("email:"):
         account = connection.execute(
-            select(tables.accounts.c.id, tables.accounts.c.role, tables.accounts.c.disabled_at).where(
-                tables.accounts.c.email == key.removeprefix("email:")
-            )
+            select(
+                *(tables.accounts.c[name] for name in ("id", "role", "disabled_at", "version", "closes_at"))
+            ).where(tables.accounts.c.email == key.removeprefix("email:"))
         ).one_or_none()
     if account is None:
         return LoadedSignIn(version, state, None, None, is_disabled=False)
-    return LoadedSignIn(version, state, account.id, account.role, is_disabled=account.disabled_at is not None)
+    return LoadedSignIn(
+        version,
+        state,
+        account.id,
+        account.role,
+        is_disabled=account.disabled_at is not None,
+        account_version=account.version,
+        closes_at=account.closes_at,
+    )

@@ -12,6 +12,8 @@ from holdfast.persistence.records.rows import JournaledRow, OutboxRow
 
 MAIL_URL: Final = "mailto:owner"
 """The URL of an event for the account's owner by mail, whose address is looked up for each attempt."""
+MAILTO: Final = "mailto:"
+"""What the URL of an event that is sent by mail begins with; an address may follow, which gets it in any case."""
 
 
 class WebhookRow(JournaledRow, frozen=True):
@@ -41,7 +43,13 @@ class AlertsRow(JournaledRow, frozen=True):
 
 
 def account_event_rows(
-    account_id: str, webhooks: Iterable[WebhookRow], data: AccountEventData, at: datetime, *, is_mailed: bool
+    account_id: str,
+    webhooks: Iterable[WebhookRow],
+    data: AccountEventData,
+    at: datetime,
+    *,
+    is_mailed: bool,
+    mail_url: str = MAIL_URL,
 ) -> tuple[OutboxRow, ...]:
     """Return an event of an account, due immediately: for each webhook that receives it, and if so by mail."""
     kind = kind_of(data)
@@ -50,7 +58,7 @@ def account_event_rows(
         for each in webhooks
         if each.enabled and receives(each.events, kind)
     ]
-    mail = [(None, f"mail:{account_id}", MAIL_URL)] if is_mailed else []
+    mail = [(None, f"mail:{account_id}", mail_url)] if is_mailed else []
     return tuple(
         OutboxRow(
             account_id=account_id,

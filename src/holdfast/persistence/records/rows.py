@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -61,6 +61,58 @@ class AccountAccessRow(JournaledRow, frozen=True):
 
     id: str
     disabled_at: datetime | None
+
+
+class AccountEmailRow(JournaledRow, frozen=True):
+    """The e-mail address of an account, after a change of it, and the role that follows from it."""
+
+    id: str
+    email: str
+    role: str
+
+
+class AccountClosingRow(JournaledRow, frozen=True):
+    """When an account that its owner has left is closed; None: it is kept."""
+
+    id: str
+    closes_at: datetime | None
+
+
+class AccountKeptRow(JournaledRow, frozen=True):
+    """An account that is kept after all, since its owner has signed in; ``version`` is its fence's next."""
+
+    id: str
+    version: int
+    closes_at: None = None
+
+
+class AccountClosedRow(JournaledRow, frozen=True):
+    """An account that is closed for good. ``email`` is no address any more: it only has to be unique."""
+
+    id: str
+    email: str
+    closed_at: datetime
+
+
+class AccountErasedRow(JournaledRow, frozen=True):
+    """When all that is deleted of a closed account was deleted."""
+
+    id: str
+    erased_at: datetime
+
+
+AccountChange: TypeAlias = Literal[
+    "email_changed", "closing", "kept", "closed", "erased", "archive_requested", "archive_made"
+]
+
+
+class AccountChangeRow(JournaledRow, frozen=True):
+    """What happened to an account as a whole. It names no one, and stays."""
+
+    account_id: str
+    at: datetime
+    what: AccountChange
+    change_id: str = msgspec.field(default_factory=partial(new_id, "chg"))
 
 
 class ApiKeyRecord(NamedTuple):
@@ -151,6 +203,20 @@ class SessionRevokedRow(JournaledRow, frozen=True):
     account_id: str
     session_id: str
     revoked_at: datetime
+
+
+class SessionsRevokedRow(JournaledRow, frozen=True):
+    """The revocation of all sessions of an account but one; of all, if that is empty."""
+
+    account_id: str
+    kept_session_id: str
+    revoked_at: datetime
+
+
+class SignInDeletedRow(JournaledRow, frozen=True):
+    """The deletion of a sign-in's state."""
+
+    key: str
 
 
 class SignInRow(JournaledRow, frozen=True):

@@ -36,6 +36,7 @@ from holdfast.persistence.records.operator_tables import (
     poison_messages,
 )
 from holdfast.persistence.records.rows import (
+    AccountChangeRow,
     AccountHead,
     AccountLimitRow,
     AccountRow,
@@ -72,9 +73,18 @@ accounts = table(
     *columns_of(AccountHead),
     # Since when the account is disabled by an operator.
     *columns(disabled_at=datetime | None),
+    # When the account is closed, as its owner wants; when it was; and when all that is deleted then was deleted.
+    *columns(closes_at=datetime | None, closed_at=datetime | None, erased_at=datetime | None),
+    index("ix_accounts_closing", "closes_at", "id", where="closes_at is not null and erased_at is null"),
     # In the order of bytes, so that operators find an address by its beginning.
     index("uq_accounts_email", "email", unique=True, postgresql_ops={"email": "text_pattern_ops"}),
     postgresql_with={"fillfactor": "60"},
+)
+
+account_changes = table(
+    "account_changes",
+    ["account_id", "at", "change_id"],
+    *columns_of(AccountChangeRow),
 )
 
 operations = table(
