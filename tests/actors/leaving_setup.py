@@ -129,6 +129,12 @@ async def start_member(database: Database, nursery: trio.Nursery, clock: Clock, 
         dead_letters=DeadLetters(),
         rng=random.Random(1),
     )
+    async def keep_gate_open() -> None:
+        while True:
+            await database.gate.wait_closed()
+            await database.open()
+
+    nursery.start_soon(keep_gate_open)
     await nursery.start(lambda *, task_status: system.journal.run(task_status=task_status))
     await nursery.start(system.accounts.run)
     await nursery.start(sign_ins.run)

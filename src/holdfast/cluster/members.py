@@ -42,6 +42,7 @@ SINGLETONS = frozenset(
         "asset-sweeper",
         "lot-sweeper",
         "sweeper",
+        "closings",
     }
 )
 """The work that one member does for all, besides assigning the slots of each provider."""

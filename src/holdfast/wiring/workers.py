@@ -12,6 +12,7 @@ import structlog
 
 from holdfast.actors.workers.asset_sweeper import AssetSweeper
 from holdfast.actors.workers.checker import Checker, Pace
+from holdfast.actors.workers.closings import ClosingWorker
 from holdfast.actors.workers.dispatcher import Dispatcher
 from holdfast.actors.workers.heartbeat import Heartbeat
 from holdfast.actors.workers.hosting import HostingWorker
@@ -218,6 +219,17 @@ def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks) -> Starts
         ),
         "lot-sweeper": lambda: RunningChild(
             LotSweeper(database=database, accounts=actors.accounts, now=now, is_ours=is_ours("lot-sweeper")).run
+        ),
+        "closings": lambda: RunningChild(
+            ClosingWorker(
+                database=database,
+                journal=parts.journal,
+                accounts=actors.accounts,
+                card=None if parts.card is None else parts.card.provider,
+                now=now,
+                member_id=parts.presence.process.member_id,
+                is_ours=is_ours("closings"),
+            ).run
         ),
         "sweeper": lambda: RunningChild(
             Sweeper(

@@ -205,7 +205,7 @@ class AccountLeaving:
                 SessionsRevokedRow(state.account_id, "", at),
                 AccountChangeRow(state.account_id, at, "closed"),
                 AlertsRow(state.account_id, DEFAULT_ALERTS),
-                SignInDeletedRow(key),
+                SignInDeletedRow(key, facts.current.version),
             ),
             fences=(Fence("sign_in", key, facts.current.version),),
             log_event=self._log("account closed", amount_micro=forfeited_micro),

@@ -22,6 +22,7 @@ from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.messages import (
     CancelTask,
     DecideReview,
+    DeleteResults,
     DropInput,
     EventsDue,
     ExpireAssets,
@@ -41,6 +42,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.decisions import (
     on_assets_announced,
     on_assets_expired,
+    on_results_deleted,
     on_cancel,
     on_cancel_answered,
     on_review,
@@ -151,6 +153,12 @@ class TaskActor(JournaledActor):
             case ExpireAssets():
                 gone = (AssetsDeletedRow(task.account_id, self._request_id),) if task.is_terminal else ()
                 return await self._apply(on_assets_expired(task, ctx.now), *gone, confirmed=True)
+            case DeleteResults():
+                if not task.is_terminal:
+                    message = f"The task has not ended: its status is {task.status}."
+                    return self._confirm(reply=Refusal(code="task_not_terminal", message=message))
+                gone = (AssetsDeletedRow(task.account_id, self._request_id),)
+                return await self._apply(on_results_deleted(task, ctx.now), *gone, confirmed=True)
             case DropInput():
                 return await self._apply(on_input_expired(task, ctx.now), confirmed=True)
             case _:

@@ -106,6 +106,12 @@ class ExpireAssets(Command[TaskReply], frozen=True):
     is_idempotent: ClassVar[bool] = True
 
 
+class DeleteResults(Command[TaskReply], frozen=True):
+    """Delete an ended task's results, as its owner wants; what it cost stays. Refused: ``task_not_terminal``."""
+
+    is_idempotent: ClassVar[bool] = True
+
+
 class DropInput(Command[TaskReply], frozen=True):
     """Delete an ended task's large input: its retention is over."""
 
@@ -130,6 +136,7 @@ TaskCommand: TypeAlias = (
     | CancelTask
     | DecideReview
     | ExpireAssets
+    | DeleteResults
     | DropInput
 )
 

@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 from holdfast.actors.account.messages import CreateTask, RefuseTask, RequestAttempt, TaskAccepted
 from holdfast.actors.account.replies import STORED_REFUSALS
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
-from holdfast.actors.task.messages import CancelTask
+from holdfast.actors.task.messages import CancelTask, DeleteResults
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.credentials import TASKS_WRITE, KnownKey
 from holdfast.http.kit.dependencies import Dependencies
@@ -79,6 +79,15 @@ async def created_task(call: Call, wanted: CreateTaskRequest, idempotency: Idemp
     """Create a task, and return it, or that of an earlier request with this key, as it was when it was created."""
     command = await _priced(call, wanted, idempotency)
     return await _created(call, command, await _ask_account(call, call.known_key, command, idempotency))
+
+
+async def without_results(call: Call) -> Task | Refusal:
+    """Delete the results of the path's task, and return it. Refuses as :func:`own_task`, and ``task_not_terminal``."""
+    found = await own_task(call)
+    if isinstance(found, Refusal):
+        return found
+    reply = await call.ask(call.deps.tasks.ref(found[0].request_id), DeleteResults())
+    return reply if isinstance(reply, Refusal) else reply.task
 
 
 async def retried_task(call: Call, bounds: TaskBounds, idempotency: IdempotencyKey | None) -> Task | Refusal:

@@ -194,6 +194,14 @@ def on_assets_expired(task: Task, now: datetime) -> Step:
     return changed(task, now, hosting=msgspec.structs.replace(hosting, status="expired", final_url_ready=False))
 
 
+def on_results_deleted(task: Task, now: datetime) -> Step:
+    """Record that the owner has deleted the results; the charge stays. Of those that were stored the facts stay."""
+    step = on_assets_expired(task, now)
+    expired = step.task or task
+    output = tuple(each for each in expired.state.output if each.asset_id is not None)
+    return step if output == expired.state.output else changed(expired, now, output=output)
+
+
 def _with_note(decision: str, note: str | None) -> str:
     return decision if note is None else f"{decision}: {note}"
 

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from holdfast.ledger.tasks.task import Task
+from holdfast.ledger.tasks.task import HostingState, Task, TaskRequest
 from holdfast.ledger.tasks.transitions import Step, changed, unchanged
 
 INPUT_SMALL_BYTES_MAX = 64 * 1024
@@ -32,6 +32,47 @@ def without_large_input(task: Task) -> Task:
         return task
     request = msgspec.structs.replace(task.request, input={}, input_dropped=True)
     return msgspec.structs.replace(task, request=request)
+
+
+def without_content(task: Task) -> Task:
+    """Return an ended task without what its owner or its provider said: of an account that is closed.
+
+    What it cost, and when it changed its status, stays. The same task if that was done.
+    """
+    assert task.is_terminal
+    request, state, hosting = task.request, task.state, task.state.hosting
+    erased = msgspec.structs.replace(
+        task,
+        request=TaskRequest(
+            terms=request.terms,
+            quote_id=request.quote_id,
+            api_key_id=request.api_key_id,
+            hold_id=request.hold_id,
+            hold_micro=request.hold_micro,
+            retry_of=request.retry_of,
+            input_dropped=True,
+        ),
+        state=msgspec.structs.replace(
+            state,
+            status_history=tuple(msgspec.structs.replace(each, error=None) for each in state.status_history),
+            provider_ref=None,
+            hosting=HostingState(
+                mode=hosting.mode,
+                status="expired" if task.status == "succeeded" else hosting.status,
+                source=hosting.source,
+                assets_ready_event=hosting.assets_ready_event,
+                round=hosting.round,
+                tries=hosting.tries,
+                expected=hosting.expected,
+            ),
+            output=(),
+            progress=(),
+            usage=None,
+            error=None,
+            review=None,
+        ),
+    )
+    return task if erased == task else msgspec.structs.replace(erased, version=task.version + 1)
 
 
 def on_input_expired(task: Task, now: datetime) -> Step:

@@ -117,7 +117,7 @@ LOT_RULES: tuple[Rule, ...] = (
         "hold {hold_id} is settled and has {left_micro} of lot {lot} left",
     ),
     Rule(
-        "each expiry is of a lot whose time had come, by its kind",
+        "each expiry is of a lot whose time had come, or of an account that was closed then, by its kind",
         """
         select o.account_id, o.number, l.number as lot, l.kind, l.expires_at, o.at, p.ledger_account
         from operations o
@@ -125,8 +125,9 @@ LOT_RULES: tuple[Rule, ...] = (
         left join credit_lots l on (l.account_id, l.number) = (o.account_id, a.lot)
         left join postings p on p.account_id = o.account_id and p.number = o.number
             and p.ledger_account <> 'available'
+        left join accounts c on c.id = o.account_id and c.closed_at = o.at
         where o.kind = 'expiry' and (
-            l.expires_at is null or l.expires_at > o.at
+            l.number is null or (c.id is null and (l.expires_at is null or l.expires_at > o.at))
             or p.ledger_account is distinct from
                case l.kind when 'paid' then 'breakage' when 'promotional' then 'promotions' end)
         """,

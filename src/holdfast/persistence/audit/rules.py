@@ -29,6 +29,7 @@ OWNERS: Mapping[str, str] = {
     "accounts": "id",
     **dict.fromkeys(
         (
+            "account_changes",
             "account_limits",
             "alerts",
             "api_keys",
@@ -206,6 +207,8 @@ _ORPHANS = """
         where not exists (select from accounts a where a.id = k.account_id)
     union all select account_id, 'limit ' || limit_window from account_limits l
         where not exists (select from accounts a where a.id = l.account_id)
+    union all select account_id, 'change ' || change_id from account_changes c
+        where not exists (select from accounts a where a.id = c.account_id)
     union all select account_id, 'session ' || session_id from sessions s
         where not exists (select from accounts a where a.id = s.account_id)
     union all select account_id, 'usage entry ' || request_id from usage_entries u

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import msgspec
 from sqlalchemy import Connection, Text, bindparam, func, select
@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Text, bindparam, func, select
 from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.public_types import Role
 from holdfast.persistence.queries.credentials import live_api_keys
+from holdfast.persistence.queries.paging import PageOptions, page
 from holdfast.persistence.records.tables import accounts, holds, sessions
 from holdfast.persistence.records.unreadable import read_row
 from holdfast.persistence.server.repeated_queries import RepeatedQuery, one_of
@@ -35,6 +36,9 @@ class AccountOverview(NamedTuple):
     brand_id: str
     created_at: datetime
     disabled_at: datetime | None
+    closes_at: datetime | None
+    closed_at: datetime | None
+    erased_at: datetime | None
     balance_micro: int
     held_micro: int
     operation_count: int
@@ -49,12 +53,15 @@ _TOTALS = RepeatedQuery(
 )
 
 _overview_of: Callable[[object], AccountOverview] = partial(msgspec.convert, type=AccountOverview)
+_IN_FLIGHT = (
+    select(func.count())
+    .where(holds.c.account_id == accounts.c.id, holds.c.settled_number.is_(None))
+    .scalar_subquery()
+)
 _OVERVIEW = select(
     accounts.c.id,
     *(accounts.c[name] for name in AccountOverview._fields[1:-2]),
-    select(func.count())
-    .where(holds.c.account_id == accounts.c.id, holds.c.settled_number.is_(None))
-    .scalar_subquery(),
+    _IN_FLIGHT,
     select(func.count())
     .where(
         sessions.c.account_id == accounts.c.id,
@@ -63,6 +70,33 @@ _OVERVIEW = select(
     )
     .scalar_subquery(),
 )
+
+
+class ClosingAccount(NamedTuple):
+    """An account that is to be closed, or that is closed and of which not all is deleted yet."""
+
+    account_id: str
+    email: str
+    closes_at: datetime
+    closed_at: datetime | None
+    balance_micro: int
+    tasks_in_flight: int
+
+
+_CLOSING = select(
+    accounts.c.id.label("account_id"),
+    *(accounts.c[name] for name in ("email", "closes_at", "closed_at", "balance_micro")),
+    _IN_FLIGHT.label("tasks_in_flight"),
+).where(accounts.c.closes_at.is_not(None), accounts.c.erased_at.is_(None))
+
+
+def closing_accounts(
+    rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
+) -> list[ClosingAccount]:
+    """Return a page of the accounts that are being closed, the next to be closed first, unfiltered."""
+    assert not filters
+    found = page(rows, _CLOSING, (accounts.c.closes_at, accounts.c.id), oldest_first=True, **options)
+    return [ClosingAccount._make(row) for row in found]
 
 
 def find_totals(rows: Connection, account_ids: Sequence[str]) -> dict[str, AccountTotals]:

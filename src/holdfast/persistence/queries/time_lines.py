@@ -24,7 +24,7 @@ from holdfast.telemetry.reports.report import Report, in_words
 
 Source = Literal[
     "operation", "task", "progress", "order", "payment_event", "callback", "event", "delivery", "session",
-    "api_key", "action", "report",
+    "api_key", "action", "report", "account",
 ]  # fmt: skip
 
 
@@ -75,6 +75,8 @@ _OF_ACCOUNT: Final = (
     f"name as text, {_NO_AMOUNTS} from api_keys",
     "select revoked_at as at, key_id || '-revoked' as id, 'api_key' as source, 'revoked' as what, "
     f"key_id as subject, name as text, {_NO_AMOUNTS} from api_keys where revoked_at is not null and",
+    "select at, change_id as id, 'account' as source, what, account_id as subject, null as text, "
+    f"{_NO_AMOUNTS} from account_changes",
     _ACTION,
     _REPORT,
 )

@@ -214,9 +214,10 @@ class SessionsRevokedRow(JournaledRow, frozen=True):
 
 
 class SignInDeletedRow(JournaledRow, frozen=True):
-    """The deletion of a sign-in's state."""
+    """The deletion of a sign-in's state, of the version that its unit is fenced by."""
 
     key: str
+    version: int
 
 
 class SignInRow(JournaledRow, frozen=True):

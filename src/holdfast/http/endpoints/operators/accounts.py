@@ -93,6 +93,12 @@ class AccountDetails(msgspec.Struct, frozen=True):
     """When the account was created."""
     disabled_at: Time | None
     """Since when the account is disabled; null if it is not."""
+    closes_at: Time | None
+    """When the account is closed, as its owner wants; null if it is not to be."""
+    closed_at: Time | None
+    """When the account was closed; its address is no address any more."""
+    erased_at: Time | None
+    """When everything was deleted that is not kept of a closed account."""
     balance: Amount
     """Credit bought less credit charged or reversed; held credit is part of it."""
     held_total: Amount

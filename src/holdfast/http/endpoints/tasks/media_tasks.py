@@ -20,6 +20,7 @@ from holdfast.http.services.tasks import (
     ended_task,
     own_task,
     retried_task,
+    without_results,
 )
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
@@ -137,4 +138,19 @@ async def retry_task(call: Call) -> Outcome:
 async def cancel_task(call: Call) -> Outcome:
     """The first to commit wins, the cancel or the result; the response shows which."""
     task = await canceled_task(call)
+    return task if isinstance(task, Refusal) else task_body(call.deps, task)
+
+
+@route(
+    "DELETE",
+    "/v2/task/{request_id}/results",
+    summary="Delete the results of an ended task; what it cost stays",
+    auth=Auth.API_KEY,
+    scope=TASKS_WRITE,
+    reply=TaskBody,
+    errors=("task_not_found", "task_not_terminal"),
+)
+async def delete_results(call: Call) -> Outcome:
+    """Their links stop working at once. The content is removed later, unless another result or file has the same."""
+    task = await without_results(call)
     return task if isinstance(task, Refusal) else task_body(call.deps, task)
