@@ -116,9 +116,7 @@ async def start_member(database: Database, nursery: trio.Nursery, clock: Clock, 
 
     def create(key: str, mailbox: Mailbox) -> SignInActor:
         conditions = Conditions(system.reporter)
-        return SignInActor(
-            key, mailbox, system.journal, load=load, now=clock, rules=RULES, conditions=conditions
-        )
+        return SignInActor(key, mailbox, system.journal, load=load, now=clock, rules=RULES, conditions=conditions)
 
     sign_ins = KeyedDirectory(
         "sign-in",
@@ -129,6 +127,7 @@ async def start_member(database: Database, nursery: trio.Nursery, clock: Clock, 
         dead_letters=DeadLetters(),
         rng=random.Random(1),
     )
+
     async def keep_gate_open() -> None:
         while True:
             await database.gate.wait_closed()

@@ -14,9 +14,9 @@ from tests.actors.test_email_change import CutWriter
 
 from holdfast.actors.account.leaving import GRACE
 from holdfast.actors.account.messages import (
+    CloseAccount,
     ClosingEnded,
     ClosingSet,
-    CloseAccount,
     CreateApiKey,
     CreateOrder,
     FinishClosing,
@@ -207,9 +207,7 @@ async def test_what_is_not_settled_at_the_end_of_the_grace_postpones_it(
     await member.ask(owner.account_id, CreateOrder(order))
     due = member.clock() + timedelta(days=7)
     await database.work(
-        lambda rows: rows.exec_driver_sql(
-            "update accounts set closes_at = %s, version = version + 1", (due,)
-        )
+        lambda rows: rows.exec_driver_sql("update accounts set closes_at = %s, version = version + 1", (due,))
     )
     member.clock.forward(days=7)
     worker = worker_of(member, database)

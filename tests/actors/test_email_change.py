@@ -10,7 +10,7 @@ import trio
 from tests.actors.leaving_setup import PEPPER, Clock, Member, rows_of, start_member
 
 from holdfast.actors.account.messages import EmailChanged, TriedCode
-from holdfast.actors.sign_in.messages import CodeIssued, RequestCode, SignedIn, VerifyCode
+from holdfast.actors.sign_in.messages import CodeIssued, RequestCode, SignedIn
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import code_mac, email_purpose
 from holdfast.persistence.audit.audit import run_audit

@@ -43,6 +43,7 @@ SINGLETONS = frozenset(
         "lot-sweeper",
         "sweeper",
         "closings",
+        "archives",
     }
 )
 """The work that one member does for all, besides assigning the slots of each provider."""

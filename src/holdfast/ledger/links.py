@@ -49,6 +49,10 @@ class PublicUrls:
         """Return a signed link to an uploaded file."""
         return f"{self.base}/v2/files/{file_id}/content?{sign_link(file_id, expires_at, self.link_keys[0])}"
 
+    def archive_url(self, archive_id: str, expires_at: datetime) -> str:
+        """Return a signed link to the archive of an account."""
+        return f"{self.base}/v2/archives/{archive_id}?{sign_link(archive_id, expires_at, self.link_keys[0])}"
+
     def unsubscribe_url(self, account_id: str) -> str:
         """Return the link that ends an account's mail. It does not expire, as mail does not."""
         sig = _unsubscribe_digest(account_id, self.link_keys[0])

@@ -237,9 +237,7 @@ class DevelopmentMailer:
         return path
 
 
-def write_code(
-    mail_from: str, email: str, code: str, expires_in_s: int, use: CodeUse = "sign_in"
-) -> EmailMessage:
+def write_code(mail_from: str, email: str, code: str, expires_in_s: int, use: CodeUse = "sign_in") -> EmailMessage:
     """Return the message with the code. Raises :class:`MailFault` unless ``email`` is one address."""
     if not code.isascii() or not code.isalnum():
         raise MailFault("the code is malformed")

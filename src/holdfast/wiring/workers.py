@@ -10,6 +10,7 @@ from typing import cast
 
 import structlog
 
+from holdfast.actors.workers.archives import ArchiveWorker
 from holdfast.actors.workers.asset_sweeper import AssetSweeper
 from holdfast.actors.workers.checker import Checker, Pace
 from holdfast.actors.workers.closings import ClosingWorker
@@ -229,6 +230,16 @@ def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks) -> Starts
                 now=now,
                 member_id=parts.presence.process.member_id,
                 is_ours=is_ours("closings"),
+            ).run
+        ),
+        "archives": lambda: RunningChild(
+            ArchiveWorker(
+                database=database,
+                store=parts.store,
+                claims=parts.claims,
+                directory=settings.data_dir / "incoming",
+                now=now,
+                is_ours=is_ours("archives"),
             ).run
         ),
         "sweeper": lambda: RunningChild(

@@ -71,5 +71,5 @@ def detach(store: Store, card: PaymentMethod) -> None:
     """Detach a card: it cannot be charged any more."""
     if card.customer is None:
         raise ApiError(400, "The payment method you provided is not attached to a customer.")
-    card.customer = None
-    store.emit("payment_method.detached", card)
+    customer, card.customer = card.customer, None
+    store.emit("payment_method.detached", card, previous={"customer": customer})

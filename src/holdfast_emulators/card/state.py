@@ -279,13 +279,13 @@ class Store:
         self.state.transactions[movement.id] = movement
         return movement
 
-    def emit(self, kind: str, shown: object) -> Event:
-        """Record an event with the object as it is now."""
+    def emit(self, kind: str, shown: object, *, previous: Fields | None = None) -> Event:
+        """Record an event with the object as it is now, and what of it was otherwise before."""
         event = Event(
             id=self.new_id("evt"),
             api_version=API_VERSION,
             created=self.now_s(),
-            data={"object": msgspec.to_builtins(shown)},
+            data={"object": msgspec.to_builtins(shown)} | ({"previous_attributes": previous} if previous else {}),
             type=kind,
         )
         self.state.events[event.id] = event

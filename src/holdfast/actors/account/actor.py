@@ -297,10 +297,8 @@ class AccountActor(JournaledActor):
                 return self._change_credit(message)
             case AnnounceExpiry():
                 return self._announce_expiry(message)
-            case ChangeEmail() | CloseAccount() | FinishClosing():
-                return self._decide_leaving(message)
-            case SetAccess():
-                return self._set_access(message)
+            case SetAccess() | ChangeEmail() | CloseAccount() | FinishClosing():
+                return self._set_access(message) if isinstance(message, SetAccess) else self._leave(message)
             case PutWebhook() | DeleteWebhook() | SetAlerts() | StopMail() | AllowMail():
                 most = self._limits.webhooks_max
                 return decide_alerts(message, self._units, self._now(), webhooks_max=most)
@@ -529,7 +527,7 @@ class AccountActor(JournaledActor):
         is_disabled = self._disabled_at is not None or self._leaving.closes_at is not None
         return AccountTopUp(state, self._seller, self._now, is_disabled=is_disabled)
 
-    async def _decide_leaving(self, command: LeavingCommand) -> Turn[object]:
+    async def _leave(self, command: LeavingCommand) -> Turn[object]:
         turn = await self._leaving.decide(command)
         if self._units.top_up is not None:
             self._units.top_up.is_disabled = self._disabled_at is not None or self._leaving.closes_at is not None

@@ -1,8 +1,8 @@
 """What concerns an account as a whole: the change of its e-mail address, and its closing.
 
-An address is also the key of a sign-in actor, of this process or another. So a change of it is one unit of work that
-is fenced by the account and by both addresses: a sign-in at either that was decided before is void, and is decided
-again on what the account has then.
+An address is also the key of a sign-in actor, of this process or another. So a change of it is one unit of work
+that is fenced by the account and by both addresses: a sign-in at either that was decided before is void, and is
+decided again on what the account has then.
 
 An account is closed in two steps. Its owner has a time set, and everything that costs is refused from then on. When
 the time has come a worker asks for the second step, which cannot be taken back: what is left of the credit becomes
@@ -61,7 +61,7 @@ GRACE: Final = timedelta(days=7)
 
 
 class AccountLeaving:
-    """``closes_at`` and ``closed_at`` are the newest decided ones, as :class:`AccountUnits` has the credit's state."""
+    """``closes_at`` and ``closed_at`` are the newest decided ones, as :class:`AccountUnits` has the credit."""
 
     __slots__ = ("_await_durable", "_database", "_now", "_units", "closed_at", "closes_at")
 
@@ -121,11 +121,14 @@ class AccountLeaving:
             message = "Another account has this e-mail address."
             return Commit(Unit(fences=fences, rows=rows), Refusal(code="email_taken", message=message, final=True))
         changed = AccountEmailChanged(account_id, format_time(at))
+        left = msgspec.structs.replace(current.row, state=msgspec.structs.replace(current.state, proven=()))
         return self._units.change(
             command,
             reply,
             rows=(
-                *rows,
+                # Without origins that are proven for it, what is stored of an address is deleted after a day.
+                left,
+                new.row,
                 AccountEmailRow(account_id, command.email, command.role),
                 SessionsRevokedRow(account_id, command.session_id, at),
                 AccountChangeRow(account_id, at, "email_changed"),
@@ -193,7 +196,7 @@ class AccountLeaving:
             operations.append(operation)
         self.closed_at = at
         # Nothing is announced any more, to anyone.
-        self._units.webhooks, self._units.alerts, self._units.top_up = {}, DEFAULT_ALERTS, None
+        self._units.webhooks, self._units.alerts = {}, DEFAULT_ALERTS
         key = f"email:{facts.email}"
         forfeited_micro = sum(operation.amount_micro for operation in operations)
         return self._units.change(
@@ -221,7 +224,9 @@ class AccountLeaving:
             message = f"The account has {len(state.holds)} tasks that have not ended; cancel them, or wait."
             return Refusal(code="tasks_not_ended", message=message)
         if facts.disputes_open:
-            return Refusal(code="dispute_open", message="A payment of the account is disputed, and not decided yet.")
+            return Refusal(
+                code="dispute_open", message="A payment of the account is disputed, and not decided yet."
+            )
         if facts.orders_open:
             message = "A payment order of the account is neither paid nor expired, or is being checked."
             return Refusal(code="payment_in_progress", message=message)
@@ -236,6 +241,7 @@ class _Tried(msgspec.Struct, frozen=True):
 
     fence: Fence
     row: SignInRow
+    state: CodesState
     refusal: Refusal | None
 
 
@@ -245,4 +251,4 @@ def _tried(key: str, loaded: LoadedSignIn, code: TriedCode, param: str, at: date
     if refusal is not None:
         refusal = msgspec.structs.replace(refusal, param=f"{param}.otp")
     fence = Fence("sign_in", key, loaded.version)
-    return _Tried(fence, SignInRow(key, loaded.version + 1, at, after), refusal)
+    return _Tried(fence, SignInRow(key, loaded.version + 1, at, after), after, refusal)

@@ -42,9 +42,9 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.decisions import (
     on_assets_announced,
     on_assets_expired,
-    on_results_deleted,
     on_cancel,
     on_cancel_answered,
+    on_results_deleted,
     on_review,
     on_wake,
 )
@@ -150,15 +150,8 @@ class TaskActor(JournaledActor):
                 return step if isinstance(step, Refusal) else await self._apply(step)
             case DecideReview():
                 return await self._decide_review(message, ctx)
-            case ExpireAssets():
-                gone = (AssetsDeletedRow(task.account_id, self._request_id),) if task.is_terminal else ()
-                return await self._apply(on_assets_expired(task, ctx.now), *gone, confirmed=True)
-            case DeleteResults():
-                if not task.is_terminal:
-                    message = f"The task has not ended: its status is {task.status}."
-                    return self._confirm(reply=Refusal(code="task_not_terminal", message=message))
-                gone = (AssetsDeletedRow(task.account_id, self._request_id),)
-                return await self._apply(on_results_deleted(task, ctx.now), *gone, confirmed=True)
+            case ExpireAssets() | DeleteResults():
+                return await self._delete_assets(message, ctx)
             case DropInput():
                 return await self._apply(on_input_expired(task, ctx.now), confirmed=True)
             case _:
@@ -179,6 +172,16 @@ class TaskActor(JournaledActor):
         )
         # If nothing is due by this state, another process may have moved it on: confirm that it is the newest.
         return await self._apply(step, confirmed=not task.is_terminal)
+
+    async def _delete_assets(self, command: ExpireAssets | DeleteResults, ctx: Context) -> Turn[TaskReply]:
+        """Refuses: 1. the owner's wish of a task that has not ended."""
+        task = self._task
+        if isinstance(command, DeleteResults) and not task.is_terminal:
+            message = f"The task has not ended: its status is {task.status}."
+            return self._confirm(reply=Refusal(code="task_not_terminal", message=message))
+        gone = (AssetsDeletedRow(task.account_id, self._request_id),) if task.is_terminal else ()
+        decide = on_results_deleted if isinstance(command, DeleteResults) else on_assets_expired
+        return await self._apply(decide(task, ctx.now), *gone, confirmed=True)
 
     async def _decide_review(self, command: DecideReview, ctx: Context) -> Turn[TaskReply]:
         step = on_review(self._task, command.approve, ctx, note=command.note)

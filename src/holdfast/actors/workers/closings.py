@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 import trio
 
-from holdfast.actors.account.messages import ClosingEnded, FinishClosing
+from holdfast.actors.account.messages import ClosingEnded, FinishClosing, RemoveCard
 from holdfast.actors.runtime.faults import AskFault, Crashed
+from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.workers.passes import always, repeat
 from holdfast.ledger.clock import Now
@@ -28,6 +29,7 @@ from holdfast.persistence.claims.closings import (
     after_of,
     due_closings,
     erase_rows,
+    erase_unmatched_events,
     statements_count,
     tasks_of_closed,
 )
@@ -38,9 +40,11 @@ from holdfast.persistence.records.rows import AccountChangeRow, AccountErasedRow
 from holdfast.persistence.server.database import Database
 from holdfast.providers.card.base import CardFault, CardProvider
 
+T = TypeVar("T")
+
 log = structlog.get_logger(__name__)
 
-SWEEP_S: Final = 60.0
+SWEEP_S: Final = 5.0
 SWEEP_BOUND_S: Final = 600.0
 ACCOUNTS_MAX: Final = 20
 TASKS_MAX: Final = 50
@@ -54,7 +58,7 @@ class Postponed(Exception):
 
 
 class ClosingWorker:
-    """Looks once a minute. Without ``card``, saved cards are not detached: there is no provider to tell."""
+    """Looks every few seconds. Without ``card``, saved cards are not detached: there is no provider to tell."""
 
     def __init__(
         self,
@@ -78,7 +82,7 @@ class ClosingWorker:
         self._after = _FIRST
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Look once a minute until cancelled."""
+        """Look every few seconds until cancelled."""
         task_status.started()
         await repeat(
             self.sweep, every_s=SWEEP_S, name="closing of accounts", is_ours=self._is_ours, bound_s=SWEEP_BOUND_S
@@ -91,41 +95,57 @@ class ClosingWorker:
         self._after = (due[-1].closes_at, due[-1].account_id) if is_more_due else _FIRST
         for each in due:
             try:
-                await (self._close(each) if each.closed_at is None else self._erase(each.account_id))
+                await self._do(each)
             except (Postponed, AskFault, Crashed) as fault:
                 log.info("closing of an account postponed", account_id=each.account_id, reason=str(fault))
         return is_more_due
 
-    async def _close(self, due: DueClosing) -> None:
-        reply = await self._accounts.ref(due.account_id).ask(FinishClosing(), deadline_s=ASK_DEADLINE_S)
+    async def _do(self, due: DueClosing) -> None:
+        """Close an account; once it is closed detach its cards, and after a while delete the rest.
+
+        The provider's events of the cards' detachment have come by then, and are deleted too.
+        """
+        if due.closed_at is None:
+            closed = await self._ask(due.account_id, FinishClosing())
+            if closed != ClosingEnded("closed"):
+                return
+        await self._detach_cards(due.account_id)
+        if due.is_settled(self._now()):
+            await self._erase(due.account_id)
+
+    async def _ask(self, account_id: str, command: Command[T]) -> T:
+        reply = await self._accounts.ref(account_id).ask(command, deadline_s=ASK_DEADLINE_S)
         if isinstance(reply, Refusal):
             raise Postponed(reply.code)
-        assert isinstance(reply, ClosingEnded)
+        return reply
 
     async def _erase(self, account_id: str) -> None:
-        """Delete what is not kept: cards at their provider, contents of tasks, and rows. Raises :class:`Postponed`."""
-        await self._detach_cards(account_id)
+        """Delete what is not kept: contents of tasks, and rows. Raises :class:`Postponed`."""
         await self._erase_tasks(account_id)
+        top_up = await self._database.read(top_up_of_account, account_id)
+        names = [account_id] + ([] if top_up is None or top_up.customer_id is None else [top_up.customer_id])
+        while await self._database.work(erase_unmatched_events, names, most=ROWS_MAX):
+            await trio.lowlevel.checkpoint()
         for which in range(statements_count()):
             erase = partial(erase_rows, account_id=account_id, which=which, most=ROWS_MAX)
             while await self._database.work(erase):
                 await trio.lowlevel.checkpoint()
         at = self._now()
-        await self._write(
-            Unit(rows=(AccountErasedRow(account_id, at), AccountChangeRow(account_id, at, "erased")))
-        )
+        await self._write(Unit(rows=(AccountErasedRow(account_id, at), AccountChangeRow(account_id, at, "erased"))))
         log.info("account erased", account_id=account_id)
 
     async def _detach_cards(self, account_id: str) -> None:
+        """Detach the saved cards at their provider. Raises :class:`Postponed`."""
         top_up = await self._database.read(top_up_of_account, account_id)
         for card in () if top_up is None else top_up.cards:
             if self._card is None:
                 log.warning("saved card not detached", account_id=account_id, reason="no card provider")
-                continue
-            try:
-                await self._card.detach_card(card.card_id)
-            except CardFault as fault:
-                raise Postponed(f"the card provider did not detach a card: {type(fault).__name__}") from fault
+            else:
+                try:
+                    await self._card.detach_card(card.card_id)
+                except CardFault as fault:
+                    raise Postponed(f"the card provider did not detach a card: {type(fault).__name__}") from fault
+            await self._ask(account_id, RemoveCard(card.card_id))
 
     async def _erase_tasks(self, account_id: str) -> None:
         after, is_complete = _FIRST, True
@@ -138,9 +158,7 @@ class ClosingWorker:
                     is_complete = False
                 elif (erased := without_content(task)) != task:
                     fences.append(Fence("task", task.request_id, task.version))
-                    rows.append(
-                        TaskChangedRow(erased, self._member_id, has_new_request=True, has_new_usage=True)
-                    )
+                    rows.append(TaskChangedRow(erased, self._member_id, has_new_request=True, has_new_usage=True))
             if rows:
                 await self._write(Unit(fences=tuple(fences), rows=tuple(rows)))
         if not is_complete:

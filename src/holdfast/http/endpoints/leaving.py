@@ -184,6 +184,4 @@ async def close_account(call: Call) -> Outcome:
     if isinstance(done, Refusal):
         return done
     forfeited = format_amount(done.forfeited_micro)
-    return render(
-        ClosingBody, done, account_id=session.account_id, state="closing", forfeited_credit=forfeited
-    )
+    return render(ClosingBody, done, account_id=session.account_id, state="closing", forfeited_credit=forfeited)

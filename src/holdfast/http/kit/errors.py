@@ -155,6 +155,7 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "tasks_not_ended": ErrorRow(409, CONFLICT, "an account with tasks that run cannot be closed"),
     "payment_in_progress": ErrorRow(409, CONFLICT, "an account with an open payment order cannot be closed"),
     "dispute_open": ErrorRow(409, CONFLICT, "an account with a disputed payment cannot be closed"),
+    "archive_not_found": ErrorRow(404, NOT_FOUND, "no archive was asked for, or it has expired"),
     "account_not_found": ErrorRow(404, NOT_FOUND, "the account does not exist"),
     # Credit.
     "invalid_amount": ErrorRow(400, INVALID, "not an amount, or out of bounds"),

@@ -82,7 +82,10 @@ async def created_task(call: Call, wanted: CreateTaskRequest, idempotency: Idemp
 
 
 async def without_results(call: Call) -> Task | Refusal:
-    """Delete the results of the path's task, and return it. Refuses as :func:`own_task`, and ``task_not_terminal``."""
+    """Delete the results of the path's task, and return it.
+
+    Refuses: 1. as :func:`own_task`; 2. ``task_not_terminal``.
+    """
     found = await own_task(call)
     if isinstance(found, Refusal):
         return found

@@ -14,9 +14,9 @@ import msgspec
 
 from holdfast.ledger.alerts.account_events import (
     AccountClosing,
+    AccountEmailChanged,
     AccountEventData,
     AccountEventKind,
-    AccountEmailChanged,
     BalanceBelow,
     CreditExpiring,
     LimitReached,

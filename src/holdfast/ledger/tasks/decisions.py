@@ -196,10 +196,12 @@ def on_assets_expired(task: Task, now: datetime) -> Step:
 
 def on_results_deleted(task: Task, now: datetime) -> Step:
     """Record that the owner has deleted the results; the charge stays. Of those that were stored the facts stay."""
-    step = on_assets_expired(task, now)
-    expired = step.task or task
-    output = tuple(each for each in expired.state.output if each.asset_id is not None)
-    return step if output == expired.state.output else changed(expired, now, output=output)
+    state = task.state
+    output = tuple(each for each in state.output if each.asset_id is not None)
+    if task.status != "succeeded" or (output == state.output and state.hosting.status == "expired"):
+        return unchanged("ignored")
+    hosting = msgspec.structs.replace(state.hosting, status="expired", final_url_ready=False)
+    return changed(task, now, output=output, hosting=hosting)
 
 
 def _with_note(decision: str, note: str | None) -> str:

@@ -58,7 +58,7 @@ ORDER_RULES: tuple[Rule, ...] = (
                coalesce(m.operation_id, p.operation_id) as operation_id, m.kind as listed, m.amount_micro,
                p.number, p.kind, p.amount_micro as posted_micro
         from ({_MOVES}) m
-        full join (select * from operations where starts_with(reference, 'ord_')) p
+        full join (select * from operations where starts_with(reference, 'ord_') and kind <> 'expiry') p
             on p.operation_id = m.operation_id
         where (m.account_id, m.order_id, m.kind, m.amount_micro)
               is distinct from (p.account_id, p.reference, p.kind, p.amount_micro)
@@ -79,7 +79,7 @@ ORDER_RULES: tuple[Rule, ...] = (
         """
         select p.account_id, p.number, l.ledger_account, o.order_id, o.provider
         from orders o
-        join operations p on (p.account_id, p.reference) = (o.account_id, o.order_id)
+        join operations p on (p.account_id, p.reference) = (o.account_id, o.order_id) and p.kind <> 'expiry'
         join postings l on (l.account_id, l.number) = (p.account_id, p.number)
         where l.ledger_account not in ('available', 'cash:' || o.provider)
         """,

@@ -33,6 +33,7 @@ OWNERS: Mapping[str, str] = {
             "account_limits",
             "alerts",
             "api_keys",
+            "archives",
             "assets",
             "auto_top_ups",
             "checkpoints",
@@ -207,6 +208,8 @@ _ORPHANS = """
         where not exists (select from accounts a where a.id = k.account_id)
     union all select account_id, 'limit ' || limit_window from account_limits l
         where not exists (select from accounts a where a.id = l.account_id)
+    union all select account_id, 'archive ' || archive_id from archives r
+        where not exists (select from accounts a where a.id = r.account_id)
     union all select account_id, 'change ' || change_id from account_changes c
         where not exists (select from accounts a where a.id = c.account_id)
     union all select account_id, 'session ' || session_id from sessions s

@@ -23,27 +23,31 @@ SETTLED_AFTER: Final = timedelta(minutes=15)
 _DUE = text(
     """
     select closes_at, id as account_id, closed_at from accounts
-    where closes_at <= :now and erased_at is null and (closed_at is null or closed_at <= :settled)
-        and (closes_at, id) > (:after_at, :after_id)
+    where closes_at <= :now and erased_at is null and (closes_at, id) > (:after_at, :after_id)
     order by closes_at, id limit :most
     """
 )
 
 
 def _page(table: str, where: str) -> str:
-    key = metadata.tables[table].primary_key.columns.keys()
-    names = ", ".join(f"t.{name}" for name in key)
+    names = ", ".join(f"t.{column.name}" for column in metadata.tables[table].primary_key)
     return f"page as materialized (select {names} from {table} t where {where} limit :most)"
 
 
 def _same_key(table: str) -> str:
-    return " and ".join(f"d.{name} = page.{name}" for name in metadata.tables[table].primary_key.columns.keys())
+    key = [column.name for column in metadata.tables[table].primary_key]
+    return " and ".join(f"d.{name} = page.{name}" for name in key)
 
 
 def _delete(table: str, where: str = "t.account_id = :account_id") -> TextClause:
     return text(f"with {_page(table, where)} delete from {table} d using page where {_same_key(table)}")
 
 
+_UNMATCHED: Final = _delete(
+    "payment_events",
+    "t.order_id is null and exists (select from unnest(cast(:names as text[])) name "
+    "where position(convert_to(name, 'UTF8') in t.body) > 0)",
+)
 _WITH_BODY: Final = "t.account_id = :account_id and t.body <> ''"
 _STATEMENTS: Final[tuple[TextClause, ...]] = (
     # What belongs to a row comes before that row.
@@ -52,7 +56,7 @@ _STATEMENTS: Final[tuple[TextClause, ...]] = (
         for table in (
             "task_events", "outbox_attempts", "outbox", "webhooks", "webhook_secrets", "alerts", "assets",
             "file_uses", "files", "sessions", "api_keys", "account_limits", "idempotency_records", "auto_top_ups",
-            "coupon_tries", "reports",
+            "coupon_tries", "reports", "archives",
         )
     ),
     _delete("silent_receivers", "t.receiver in (:account_id, 'mail:' || :account_id)"),
@@ -85,11 +89,15 @@ class DueClosing(NamedTuple):
     account_id: str
     closed_at: datetime | None
 
+    def is_settled(self, now: datetime) -> bool:
+        """Whether the deletion may begin."""
+        return self.closed_at is not None and self.closed_at + SETTLED_AFTER <= now
+
 
 def due_closings(rows: Connection, now: datetime, *, after: tuple[datetime, str], most: int) -> list[DueClosing]:
     """Return the accounts that follow ``after``, by when they are due."""
     after_at, after_id = after
-    page = {"now": now, "settled": now - SETTLED_AFTER, "after_at": after_at, "after_id": after_id, "most": most}
+    page = {"now": now, "after_at": after_at, "after_id": after_id, "most": most}
     return [DueClosing._make(row) for row in rows.execute(_DUE, page)]
 
 
@@ -101,6 +109,11 @@ def tasks_of_closed(
     query = TASK.where(tasks.c.account_id == account_id, place > after)
     found = rows.execute(query.order_by(tasks.c.created_at, tasks.c.request_id).limit(most))
     return read_rows(task_of, found, "tasks", lambda row: (row.created_at, row.request_id))
+
+
+def erase_unmatched_events(rows: Connection, names: Sequence[str], *, most: int) -> int:
+    """Delete the card provider's events of no order that name an account or its customer; return how many."""
+    return rows.execute(_UNMATCHED, {"names": list(names), "most": most}).rowcount
 
 
 def erase_rows(rows: Connection, account_id: str, *, which: int, most: int) -> int:

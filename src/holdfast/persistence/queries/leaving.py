@@ -12,7 +12,8 @@ _FACTS = text(
     """
     select a.email,
         exists (select from sessions s where s.account_id = a.id and s.revoked_at is null) as has_session,
-        (select count(*) from orders o where o.account_id = a.id and o.status in ('pending', 'held')) as orders_open,
+        (select count(*) from orders o
+            where o.account_id = a.id and o.status in ('pending', 'held')) as orders_open,
         (select count(*) from orders o where o.account_id = a.id
             and (o.state -> 'statuses' ->> 'reversal_status' = 'disputed'
                  or o.state -> 'statuses' ->> 'risk_status' in ('inquiry', 'disputed'))) as disputes_open
@@ -24,8 +25,8 @@ _FACTS = text(
 class LeavingFacts(NamedTuple):
     """An account's address, the codes of it and of the new one that its owner wants, and what is not settled.
 
-    ``has_session``: whether there is one that was not ended; it may have expired. An order is open until it was paid
-    or cannot be paid any more, a dispute until its bank has decided.
+    ``has_session``: whether there is one that was not ended; it may have expired. An order is open until it was
+    paid or cannot be paid any more, a dispute until its bank has decided.
     """
 
     email: str

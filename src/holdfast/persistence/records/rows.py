@@ -416,6 +416,24 @@ class FileRow(NamedTuple):
     expires_at: datetime
 
 
+class ArchiveRow(NamedTuple):
+    """The archive of all that is stored of an account, or that it is to be made: an account has one at a time.
+
+    While it is made, a process has claimed that until a time; ``tries`` counts the claims. Its bytes are then in
+    the asset store under ``sha256``, until it expires.
+    """
+
+    account_id: str
+    archive_id: str
+    requested_at: datetime
+    claimed_until: datetime
+    tries: Int32 = 0
+    made_at: datetime | None = None
+    expires_at: datetime | None = None
+    sha256: str | None = None
+    bytes: int | None = None
+
+
 class AssetsExpiryRow(JournaledRow, frozen=True):
     """The new expiry of all assets of a task."""
 

@@ -41,6 +41,7 @@ from holdfast.persistence.records.rows import (
     AccountLimitRow,
     AccountRow,
     ApiKeyRecord,
+    ArchiveRow,
     AssetRow,
     AuditProgress,
     AutoTopUpRow,
@@ -212,6 +213,14 @@ files = table(
     index("uq_files_file_id", "file_id", unique=True),
     index("ix_files_sha256", "sha256"),
     index("ix_files_expires_at", "expires_at", "file_id"),
+)
+
+archives = table(
+    "archives",
+    ["account_id"],
+    *columns_of(ArchiveRow),
+    index("uq_archives_archive_id", "archive_id", unique=True),
+    index("ix_archives_due", "requested_at", where="made_at is null"),
 )
 
 file_uses = table(

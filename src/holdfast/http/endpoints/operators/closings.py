@@ -46,7 +46,7 @@ class ClosingAccountList(StoredListBody[ClosingAccountBody], frozen=True):
     parameters=PAGE,
 )
 async def list_closing_accounts(call: Call) -> Outcome:
-    """One whose time is over and that is not closed has a debt, a dispute, a payment or a task that is not settled."""
+    """One whose time is over and that is not closed has a debt, a dispute, a payment or a task that is open."""
     return await list_for_operators(
         call, closing_accounts, _body, lambda found: Position(found.closes_at, found.account_id)
     )

@@ -151,6 +151,6 @@ async def cancel_task(call: Call) -> Outcome:
     errors=("task_not_found", "task_not_terminal"),
 )
 async def delete_results(call: Call) -> Outcome:
-    """Their links stop working at once. The content is removed later, unless another result or file has the same."""
+    """Their links stop working at once. Content is removed later, unless another result or file has the same."""
     task = await without_results(call)
     return task if isinstance(task, Refusal) else task_body(call.deps, task)
