@@ -415,7 +415,7 @@ async def test_an_alert_is_mailed_unless_it_is_refused_or_unwanted(
     [(email, alert)] = mailer.alerts
     assert email == f"{account_id}@example.com"
     assert "1.00" in alert.subject
-    assert alert.unsubscribe_url.startswith(
+    assert (alert.unsubscribe_url or "").startswith(
         "https://holdfast.example/v2/control/alerts/unsubscribe?account_id=acct_"
     )
     # Between the event and the attempt the owner has unsubscribed.

@@ -33,6 +33,14 @@ EXPECTED = {
     "api_key_paused": (401, "authentication_error"),
     "insufficient_scope": (403, "permission_error"),
     "account_disabled": (403, "permission_error"),
+    "account_closing": (403, "permission_error"),
+    "email_taken": (409, "conflict_error"),
+    "credit_remains": (409, "conflict_error"),
+    "account_in_debt": (409, "conflict_error"),
+    "tasks_not_ended": (409, "conflict_error"),
+    "payment_in_progress": (409, "conflict_error"),
+    "dispute_open": (409, "conflict_error"),
+    "archive_not_found": (404, "not_found_error"),
     "insufficient_role": (403, "permission_error"),
     "cross_origin_request": (403, "permission_error"),
     "invalid_csrf_token": (403, "permission_error"),
@@ -146,6 +154,8 @@ BEARER = {
 NO_RETRY_TIME = {"provider_not_configured", "quote_unavailable"}
 """Codes that only a change of the configuration ends."""
 FINAL = {
+    "email_taken",
+    "credit_remains",
     "outcome_unknown",
     "task_failed",
     "content_policy_violation",

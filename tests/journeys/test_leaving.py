@@ -43,13 +43,13 @@ LOGGED = {"the webhook", "the key's prefix", "the card in an event"}
 def changed(service: Service, sql: str, *values: object) -> int:
     """Change rows, as time would."""
     with psycopg.connect(service.database_url) as rows:
-        return rows.execute(sql, values).rowcount  # type: ignore[arg-type]
+        return rows.execute(sql, values).rowcount
 
 
 def found(service: Service, sql: str, *values: object) -> list[tuple[Any, ...]]:
     """Read rows."""
     with psycopg.connect(service.database_url) as rows:
-        return rows.execute(sql, values).fetchall()  # type: ignore[arg-type]
+        return rows.execute(sql, values).fetchall()
 
 
 def places_of(service: Service, needles: dict[str, str]) -> list[str]:
@@ -57,7 +57,7 @@ def places_of(service: Service, needles: dict[str, str]) -> list[str]:
     places = []
     with psycopg.connect(service.database_url) as rows:
         for table in metadata.tables:
-            for (row,) in rows.execute(f"select t::text from {table} t"):  # type: ignore[arg-type]
+            for (row,) in rows.execute(f"select t::text from {table} t"):
                 places += [
                     f"{what} in {table}: {row[:200]}"
                     for what, needle in needles.items()

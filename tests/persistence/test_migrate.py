@@ -34,12 +34,12 @@ from holdfast.persistence.server.migrate import (
 from holdfast.persistence.server.revisions import installed_revisions, is_migrated, schema_of
 from holdfast.persistence.server.upgrade import alembic_config
 
-REVISIONS = ("1000", "1001", "1002")
+REVISIONS = ("1000", "1001", "1002", "1003")
 NEXT_REVISION = """
 from alembic import op
 
 revision = "1040"
-down_revision = "1002"
+down_revision = "1003"
 serves_from = "1000"
 
 
@@ -110,7 +110,7 @@ def test_an_empty_database_is_migrated_once(empty_url: str) -> None:
     assert pending(empty_url) == REVISIONS
     assert migrate(empty_url) == MigrationReport(before=None, after=REVISIONS[-1], applied=REVISIONS)
     with psycopg.connect(empty_url) as connection:
-        assert schema_of(connection) == ("1002", "1000")
+        assert schema_of(connection) == (REVISIONS[-1], "1000")
     assert pending(empty_url) == ()
     assert migrate(empty_url) == MigrationReport(before=REVISIONS[-1], after=REVISIONS[-1], applied=())
 
@@ -123,7 +123,7 @@ def test_a_later_revision_changes_tables_with_their_rows(
     add_revision("update sign_ins set note = 'kept'")
     assert pending(database_url) == ("1040",)
     assert is_migrated(database_url) is False
-    assert migrate(database_url) == MigrationReport(before="1002", after="1040", applied=("1040",))
+    assert migrate(database_url) == MigrationReport(before=REVISIONS[-1], after="1040", applied=("1040",))
     with psycopg.connect(database_url) as connection:
         # Processes of the release before it may go on.
         assert schema_of(connection) == ("1040", "1000")
