@@ -1,4 +1,4 @@
-"""Archives: made once by whichever process, made anew if that ends, bounded, and not made of what is gone."""
+"""Archives: made once by whichever process, made again if that ends, bounded, and not made of what is gone."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_contents_beyond_the_bound_and_those_that_are_gone_are_named(
     assert [*(tmp_path / "incoming").iterdir()] == []
 
 
-async def test_a_process_that_ends_leaves_the_archive_to_another_and_not_for_ever(
+async def test_a_process_that_ends_leaves_the_archive_to_another(
     system: ActorSystem, new_worker: NewWorker, clock: Clock, tmp_path: Path
 ) -> None:
     database = system.database

@@ -246,7 +246,7 @@ async def test_a_connection_that_breaks_around_the_closing_closes_once(
         assert run_audit(rows) == {}
 
 
-async def test_a_sign_in_at_another_process_and_the_end_of_the_grace_exclude_each_other(
+async def test_a_sign_in_elsewhere_and_the_end_exclude_each_other(
     database: Database, nursery: trio.Nursery
 ) -> None:
     """Either the account is kept with its session, or it is closed and the sign-in makes a new one."""

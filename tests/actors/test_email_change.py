@@ -1,4 +1,4 @@
-"""The change of an account's address: both addresses confirm it, in one process and in two, whoever is faster."""
+"""The change of an account's address: both addresses confirm it, in one process and in two, in any order."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_both_codes_change_the_address_and_end_other_sessions(
         assert run_audit(rows) == {}
 
 
-async def test_a_code_for_the_change_does_not_sign_in_and_a_sign_in_code_does_not_change(member: Member) -> None:
+async def test_a_code_serves_its_own_purpose_alone(member: Member) -> None:
     owner = await member.sign_in(OLD)
     issued = await member.code(NEW, email_purpose(owner.account_id, NEW))
     refused = await member.verify(NEW, issued)

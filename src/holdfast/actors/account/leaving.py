@@ -101,7 +101,7 @@ class AccountLeaving:
     def _change_email(self, command: ChangeEmail, facts: LeavingFacts) -> Turn[EmailChanged]:
         """Refuses: 1. either code, whose wrong tries are counted; 2. the address of another account.
 
-        That an address is taken is told only to who reads its mail.
+        That an address is taken is said only to who reads its mail.
         """
         assert facts.new is not None
         at, account_id = self._now(), self._units.state.account_id

@@ -1,7 +1,7 @@
 """The worker of archives: writes all that is stored of an account into one ZIP, one account after the other.
 
 Rows are read page by page, and contents block by block, into a file without a name: so memory stays small, and
-nothing remains of an archive whose process ends. Its claim then lapses, and it is made anew.
+nothing remains of an archive whose process ends. Its claim then lapses, and it is made again.
 """
 
 from __future__ import annotations

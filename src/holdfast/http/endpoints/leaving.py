@@ -139,7 +139,7 @@ async def request_email_change(call: Call) -> Outcome:
     errors=("invalid_email", "invalid_otp", "otp_expired", "otp_attempts_exceeded", "email_taken"),
 )
 async def confirm_email_change(call: Call) -> Outcome:
-    """The old address gets a notice. Whether another account has the new one is told only with both codes right."""
+    """The old address gets a notice. Whether another account has the new one is said only with both codes right."""
     session, deps, given = call.session, call.deps, call.body(EmailConfirmation)
     email = read_email(given.email)
     if isinstance(email, Refusal):
