@@ -22,7 +22,8 @@ import psycopg
 import trio
 
 from benchmarks.conditions import describe, fresh_database, print_figures
-from holdfast.actors.account.actor import AccountActor, AccountLimits
+from holdfast.actors.account.actor import AccountActor
+from holdfast.actors.account.limits import AccountLimits
 from holdfast.actors.account.messages import CreateTask, Recharge, TaskAccepted
 from holdfast.actors.runtime.journaled import Tell
 from holdfast.actors.runtime.mailbox import Mailbox

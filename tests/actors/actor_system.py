@@ -12,7 +12,8 @@ from typing import Any
 from tests.made_requests import SELLER, make_order_request, make_request, make_terms
 from tests.recorded_refs import RecordedRef
 
-from holdfast.actors.account.actor import AccountActor, AccountLimits
+from holdfast.actors.account.actor import AccountActor
+from holdfast.actors.account.limits import AccountLimits
 from holdfast.actors.account.messages import CreateTask, Recharge
 from holdfast.actors.runtime.journaled import Tell
 from holdfast.actors.runtime.mailbox import Mailbox

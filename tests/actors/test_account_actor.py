@@ -11,7 +11,8 @@ import trio
 from msgspec.structs import replace
 from sqlalchemy import text
 
-from holdfast.actors.account.actor import AccountCommand, AccountLimits
+from holdfast.actors.account.actor import AccountCommand
+from holdfast.actors.account.limits import AccountLimits
 from holdfast.actors.account.messages import (
     AdjustCredit,
     CreateApiKey,

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import func, select
 from tests.http.fake_parts import FakeMailer
 
-from holdfast.actors.account.actor import AccountLimits
+from holdfast.actors.account.limits import AccountLimits
 from holdfast.actors.account.messages import (
     AllowMail,
     CreateOrder,

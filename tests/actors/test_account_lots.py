@@ -11,7 +11,8 @@ from sqlalchemy import select, text
 from tests.lot_model import replayed
 from tests.sweepers import sweeper_of
 
-from holdfast.actors.account.actor import EXPIRIES_MAX, AccountLimits
+from holdfast.actors.account.actor import EXPIRIES_MAX
+from holdfast.actors.account.limits import AccountLimits
 from holdfast.actors.account.messages import (
     AnnounceExpiry,
     CreateOrder,

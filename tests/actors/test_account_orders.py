@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
-from holdfast.actors.account.actor import AccountLimits
+from holdfast.actors.account.limits import AccountLimits
 from holdfast.actors.account.messages import (
     AttachIntent,
     CreateOrder,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.actors.account.actor import AccountLimits, CreateRate
+from holdfast.actors.account.limits import AccountLimits, CreateRate
 from holdfast.actors.account.messages import Recharge, TaskAccepted
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.ledger.refusals import Refusal

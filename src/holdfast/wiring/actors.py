@@ -12,7 +12,8 @@ from typing import Final, cast
 
 import msgspec
 
-from holdfast.actors.account.actor import AccountActor, AccountLimits
+from holdfast.actors.account.actor import AccountActor
+from holdfast.actors.account.limits import AccountLimits
 from holdfast.actors.runtime.journaled import JournaledActor, Tell
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Command
