@@ -89,7 +89,7 @@ async def without_results(call: Call) -> Task | Refusal:
     found = await own_task(call)
     if isinstance(found, Refusal):
         return found
-    reply = await call.ask(call.deps.tasks.ref(found[0].request_id), DeleteResults())
+    reply = await call.ask(call.deps.tasks.ref(found.request_id), DeleteResults())
     return reply if isinstance(reply, Refusal) else reply.task
 
 
