@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from holdfast.persistence.server.upgrade import run_script
 
-revision = "1002"
-down_revision = "1000"
+revision = "1003"
+down_revision = "1002"
 serves_from = "1000"
 
 
