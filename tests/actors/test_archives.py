@@ -16,10 +16,13 @@ from tests.actors.leaving_setup import Clock, rows_of
 
 from holdfast.actors.workers.archives import ArchiveWorker
 from holdfast.ledger.ids import new_id
+from holdfast.persistence.audit.rules import OWNERS
 from holdfast.persistence.claims.archives import (
     KEPT,
     LEASE,
+    PARTS,
     TRIES_MAX,
+    USAGE,
     begin_archive,
     claim_archive,
     find_archive,
@@ -111,6 +114,24 @@ async def test_contents_beyond_the_bound_and_those_that_are_gone_are_named(
     # Nothing is made twice, and nothing remains beside it.
     assert await new_worker().make_next() is False
     assert [*(tmp_path / "incoming").iterdir()] == []
+
+
+def test_an_archive_has_each_table_of_an_account() -> None:
+    """A new table goes into the archive, or here with the reason why not."""
+    not_records = {
+        "archives": "this one",
+        "checkpoints": "of the audit",
+        "file_uses": "until a task ends, whose input names the file",
+        "holds": "each is two operations",
+        "order_payments": "in the order's state",
+        "outbox_attempts": "counted in the event",
+        "payment_events": "what they said is in the order",
+        "task_events": "what they said is in the task",
+        "usage_totals": "the sums of the usage log",
+    }
+    written = {part.table for part in (*PARTS, USAGE)}
+    assert written - OWNERS.keys() == set()
+    assert OWNERS.keys() - written == not_records.keys()
 
 
 async def test_a_process_that_ends_leaves_the_archive_to_another(

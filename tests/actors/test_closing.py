@@ -10,7 +10,9 @@ import trio
 from sqlalchemy import text
 from tests.actors.actor_system import create_task
 from tests.actors.leaving_setup import Clock, Member, rows_of, start_member
+from tests.actors.order_checks import deliver, new_order
 from tests.actors.test_email_change import CutWriter
+from tests.receipt_books import TERMS, audit_receipts
 
 from holdfast.actors.account.leaving import GRACE
 from holdfast.actors.account.messages import (
@@ -27,6 +29,7 @@ from holdfast.actors.account.messages import (
 from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.actors.sign_in.messages import SignedIn
 from holdfast.actors.workers.closings import ClosingWorker
+from holdfast.actors.workers.receipts import ReceiptsWorker
 from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
@@ -214,6 +217,37 @@ async def test_what_is_not_settled_at_the_end_of_the_grace_postpones_it(
     await worker.sweep()
     assert (await state_of(database, owner.account_id))[:3] == (EMAIL, True, False)
     assert (await member.ask(owner.account_id, FinishClosing())).code == "payment_in_progress"
+
+
+async def test_receipts_are_kept_whole_and_name_the_buyer(
+    member: Member, database: Database, database_url: str, payments: Payments
+) -> None:
+    owner = await member.sign_in(EMAIL)
+    order = await new_order(member, payments, owner.account_id)
+    await deliver(member, order, payments.paid(order.order_id))
+    await closing(member, owner)
+    member.clock.forward(days=7)
+    worker = worker_of(member, database)
+    receipts = ReceiptsWorker(database=database, terms=TERMS, now=member.clock)
+    # The address stays until the payment has its receipt, which is made out to it.
+    await worker.sweep()
+    assert (await member.ask(owner.account_id, FinishClosing())).code == "payment_in_progress"
+    await receipts.issue()
+    await worker.sweep()
+    assert (await state_of(database, owner.account_id))[:3] == (f"closed:{owner.account_id}", True, True)
+    # So is a credit note of later.
+    await deliver(member, order, payments.disputed(order.order_id, "lost"))
+    await receipts.issue()
+    member.clock.forward(days=1)
+    await worker.sweep()
+    assert (await state_of(database, owner.account_id))[3] is True
+    found = await rows_of(database, "select kind, email, credit_micro from receipts order by sequence")
+    assert [tuple(row) for row in found] == [
+        ("receipt", EMAIL, 10_000_000), ("credit_note", EMAIL, 10_000_000)
+    ]  # fmt: skip
+    assert audit_receipts(database_url).faults == []
+    with connected(database_url) as rows:
+        assert run_audit(rows) == {}
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])

@@ -171,7 +171,7 @@ class AccountLeaving:
         )
 
     def _finish(self, command: FinishClosing, facts: LeavingFacts) -> Turn[ClosingEnded]:
-        """Refuses: 1. what :meth:`_open_matters` finds."""
+        """Refuses: 1. what :meth:`_open_matters` finds; 2. ``payment_in_progress``, until each has its receipt."""
         state, at = self._units.state, self._now()
         if self.closed_at is not None:
             return self._units.confirm(ClosingEnded("closed"))
@@ -187,6 +187,8 @@ class AccountLeaving:
             log_event = self._log("account kept")
             return self._units.change(command, ClosingEnded("kept"), rows=rows, log_event=log_event)
         refusal = self._open_matters(facts)
+        if refusal is None and facts.is_receipt_due:
+            refusal = Refusal(code="payment_in_progress", message="A payment of the account has no receipt yet.")
         if refusal is not None:
             return self._units.confirm(refusal)
         operations: list[Operation] = []

@@ -174,7 +174,8 @@ async def close_account(call: Call) -> Outcome:
     """All sessions end, this one too, and API keys are refused with `account_closing`. The owner gets a mail.
 
     After that the e-mail address, keys, webhooks, saved cards, inputs, results and files are gone, and signing in
-    creates a new account. Ledger operations, payment orders and their amounts stay, without personal data.
+    creates a new account. Ledger operations, payment orders and their amounts stay, without personal data. Receipts
+    stay as they were issued, with the address.
     """
     session, given = call.session, call.body(ClosingRequest)
     if normalise_email(given.email) != session.email:

@@ -83,6 +83,8 @@ PARTS: Final[tuple[ArchivePart, ...]] = (
     ArchivePart("alerts", "alerts"),
     ArchivePart("cards_and_top_up", "auto_top_ups"),
     ArchivePart("orders", "orders", ("wake_at",), rows_max=50),
+    ArchivePart("receipts", "receipts"),
+    ArchivePart("coupons", "coupon_uses"),
     ArchivePart("operations", "operations", ("chain_hash",)),
     ArchivePart("postings", "postings"),
     ArchivePart("credit_lots", "credit_lots"),

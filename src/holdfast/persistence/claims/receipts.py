@@ -17,7 +17,7 @@ from sqlalchemy import Connection, select, text, tuple_
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.receipts import FirstReceipt, MoneyOperation, Receipt
 from holdfast.persistence.records.reading import ORDER, order_of
-from holdfast.persistence.records.tables import accounts, orders, receipt_series, receipts
+from holdfast.persistence.records.tables import orders, receipt_series, receipts
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_rows
 
 _PAGE = text(
@@ -39,6 +39,15 @@ _WITHOUT = text(
     select account_id, number, operation_id, kind, amount_micro, reference, reason, at from operations o
     where operation_id = any(:ids) and kind in ('credit', 'reversal')
       and not exists (select from receipts d where d.operation_id = o.operation_id)
+    """
+)
+# An account that was closed has no address any more: later credit notes are made out to that of its receipts.
+_EMAILS = text(
+    """
+    select id, coalesce(case when closed_at is not null then (
+        select email from receipts r where r.account_id = a.id order by issued_at desc, sequence desc limit 1
+    ) end, email) as email
+    from accounts a where id = any(:ids)
     """
 )
 _STORE = text(
@@ -135,5 +144,4 @@ def _firsts(rows: Connection, wanted: Collection[tuple[str, str]]) -> dict[str, 
 
 
 def _emails(rows: Connection, wanted: set[str]) -> dict[str, str]:
-    found = rows.execute(select(accounts.c.id, accounts.c.email).where(accounts.c.id.in_(wanted)))
-    return {row.id: row.email for row in found}
+    return {row.id: row.email for row in rows.execute(_EMAILS, {"ids": [*wanted]})}

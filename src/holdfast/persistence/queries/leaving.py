@@ -16,7 +16,10 @@ _FACTS = text(
             where o.account_id = a.id and o.status in ('pending', 'held')) as orders_open,
         (select count(*) from orders o where o.account_id = a.id
             and (o.state -> 'statuses' ->> 'reversal_status' = 'disputed'
-                 or o.state -> 'statuses' ->> 'risk_status' in ('inquiry', 'disputed'))) as disputes_open
+                 or o.state -> 'statuses' ->> 'risk_status' in ('inquiry', 'disputed'))) as disputes_open,
+        exists (select from orders o cross join lateral json_array_elements(o.state -> 'moves') move
+            where (o.account_id, o.provider) = (a.id, 'cardprovider') and not exists (
+                select from receipts r where r.operation_id = move ->> 'operation_id')) as is_receipt_due
     from accounts a where a.id = :account_id
     """
 )
@@ -26,7 +29,8 @@ class LeavingFacts(NamedTuple):
     """An account's address, the codes of it and of the new one that its owner wants, and what is not settled.
 
     ``has_session``: whether there is one that was not ended; it may have expired. An order is open until it was
-    paid or cannot be paid any more, a dispute until its bank has decided.
+    paid or cannot be paid any more, a dispute until its bank has decided. ``is_receipt_due``: whether money has moved
+    that has no receipt yet, which names the address.
     """
 
     email: str
@@ -35,6 +39,7 @@ class LeavingFacts(NamedTuple):
     has_session: bool
     orders_open: int
     disputes_open: int
+    is_receipt_due: bool
 
 
 def read_leaving(rows: Connection, account_id: str, new_email: str | None) -> LeavingFacts:
@@ -49,4 +54,5 @@ def read_leaving(rows: Connection, account_id: str, new_email: str | None) -> Le
         found.has_session,
         found.orders_open,
         found.disputes_open,
+        found.is_receipt_due,
     )
