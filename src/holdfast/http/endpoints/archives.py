@@ -60,8 +60,8 @@ class ArchiveBody(msgspec.Struct, frozen=True):
 async def request_archive(call: Call) -> Outcome:
     """It is made in the background. While there is one, that is returned.
 
-    The ZIP has the account, its keys without secrets, webhooks, orders, receipts, operations and tasks as lines of
-    JSON, the usage log as CSV, and results and files up to 1 GiB; `manifest.json` names those that it does not have.
+    The ZIP has the account, its keys without secrets, webhooks, orders, receipts, operations and tasks as lines
+    of JSON, the usage log as CSV, and results and files up to 1 GiB; `manifest.json` names those it does not have.
     """
     account_id, now = call.session.account_id, call.deps.now()
     begin = partial(

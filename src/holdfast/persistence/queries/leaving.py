@@ -29,8 +29,8 @@ class LeavingFacts(NamedTuple):
     """An account's address, the codes of it and of the new one that its owner wants, and what is not settled.
 
     ``has_session``: whether there is one that was not ended; it may have expired. An order is open until it was
-    paid or cannot be paid any more, a dispute until its bank has decided. ``is_receipt_due``: whether money has moved
-    that has no receipt yet, which names the address.
+    paid or cannot be paid any more, a dispute until its bank has decided. ``is_receipt_due``: whether money has
+    moved that has no receipt yet, which names the address.
     """
 
     email: str
