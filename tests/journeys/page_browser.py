@@ -71,7 +71,11 @@ FAULTS_OF_A_PAGE = """() => {
   const controls = "a, button, input:not([type=hidden]), select, textarea, summary";
   for (const control of document.querySelectorAll(controls)) {
     if (!control.checkVisibility()) continue;
-    const name = control.getAttribute("aria-label") || control.textContent.trim() || control.closest("label");
+    const said = (element) => (element.ariaLabel ?? "") + element.textContent.trim();
+    const ids = (control.getAttribute("aria-labelledby") ?? "").split(" ");
+    const labels = ids.map((id) => document.getElementById(id));
+    const named = [control, ...control.querySelectorAll("[aria-label]"), ...labels, ...(control.labels ?? [])];
+    const name = named.some((element) => element && said(element));
     if (!name) faults.push(`no name: ${control.outerHTML.slice(0, 80)}`);
   }
   const count = (selector) => document.querySelectorAll(selector).length;

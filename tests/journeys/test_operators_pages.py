@@ -203,9 +203,7 @@ def test_pages_fit_their_screen_and_can_be_read(pages: Pages, screen: str, schem
     page = pages.page("/ops", screen=screen, scheme=scheme)
     found = {}
     one = f"accounts/{account.account_id}"
-    # The reference is drawn by a viewer of others, some of whose labels have too little contrast in the light.
-    own = [path for path in PAGES if path != "/ops/docs"]
-    for path in (*own, f"/ops/actors/{one}", f"/ops/{one}"):
+    for path in (*PAGES, f"/ops/actors/{one}", f"/ops/{one}"):
         page.goto(path)
         if faults := page.evaluate(FAULTS_OF_A_PAGE):
             found[path] = faults

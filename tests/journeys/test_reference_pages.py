@@ -17,10 +17,17 @@ from playwright.sync_api import Browser, Page, expect
 from tests.clients import Customer, loopback_client, ok
 from tests.tools import needs
 
-from .page_browser import SCHEMES, SCREENS, WAIT_MS, Scheme, new_context, sign_in
+from .page_browser import FAULTS_OF_A_PAGE, SCHEMES, SCREENS, WAIT_MS, Scheme, new_context, sign_in
 from .service_process import OPERATOR_TOKEN, Service, new_folder, running_service
 
 pytestmark = pytest.mark.slow
+SCROLL_TO_THE_END = """async () => {
+  const drawn = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  for (let from = -1; scrollY > from; await drawn()) {
+    from = scrollY;
+    scrollBy({top: innerHeight, behavior: "instant"});
+  }
+}"""
 CREATE = "tag/tasks/POST/v2/task/create"
 CANCEL = re.compile(r"^\s*Cancel a task(?! with)")
 """That of an API key; a session has the same call beside it."""
@@ -93,6 +100,26 @@ def test_the_page_fits_its_screen_and_follows_the_theme(
         assert troubles == []
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("path", ["/docs", "/ops/docs"])
+def test_every_part_of_the_page_can_be_read(
+    service: Service, browser: Browser, path: str, screen: str, scheme: Scheme
+) -> None:
+    """The page draws an endpoint when it is on the screen."""
+    with new_context(browser, service.url, screen=screen, scheme=scheme) as context:
+        page = context.new_page()
+        troubles = watched(page, service.url)
+        if path == "/ops/docs":
+            sign_in(page, OPERATOR_TOKEN, path)
+        else:
+            page.goto(path)
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        page.evaluate(SCROLL_TO_THE_END)
+        assert page.evaluate(FAULTS_OF_A_PAGE) == []
+        assert troubles == []
+
+
 async def new_customer(service: Service) -> Customer:
     async with loopback_client(base_url=service.url, timeout=30) as http:
         customer = Customer(http)
@@ -119,6 +146,7 @@ def test_a_call_is_tried_with_a_key(service: Service, browser: Browser) -> None:
         page.locator(f"[id$='{CREATE}']").get_by_role("button", name="Test Request").first.click()
         page.get_by_role("button", name="Send").first.click()
         expect(page.get_by_role("dialog").get_by_text("200 OK")).to_be_visible()
+        assert page.evaluate(FAULTS_OF_A_PAGE) == []
         assert troubles == []
     [task] = trio.run(tasks_of, service, customer)
     assert task["model"] == "studio/image-1"
