@@ -25,6 +25,7 @@ from .tools import path_of
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 EXAMPLE = parse_env_file((DEPLOY / ".env.example").read_bytes()).variables
+ANSWERS = {"PUBLIC_URL": EXAMPLE["HOLDFAST_PUBLIC_URL"], "SMTP_URL": "smtps://user:password@mail.example.com"}
 PROFILES = ("sandbox", "monitoring")
 
 
@@ -35,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(DEPLOY, folder)
     shutil.copy(DEPLOY / ".env.example", folder / ".env")
     (folder / "secrets").mkdir()
-    for name, content in new_secrets("compose", EXAMPLE["HOLDFAST_PUBLIC_URL"]).items():
+    for name, content in new_secrets("compose", ANSWERS).items():
         (folder / "secrets" / name).write_text(content)
     return folder
 
@@ -93,12 +94,12 @@ def test_every_variable_of_the_example_has_a_use() -> None:
     own = {name for name in EXAMPLE if not name.startswith("HOLDFAST_")}
     assert own - used == {"COMPOSE_PROFILES"}
     assert set(re.findall(r"(?<!\$)\$\{?([A-Z0-9_]+)", text)) == used, "each has a default"
-    given = {name.removeprefix("HOLDFAST_") for name in EXAMPLE.keys() - own}
+    given = {name.removeprefix("HOLDFAST_").removesuffix("_FILE") for name in EXAMPLE.keys() - own}
     assert given <= {name.upper() for name in Settings.__struct_fields__}
 
 
 def test_every_file_and_secret_is_there(compose: dict[str, Any]) -> None:
-    written = new_secrets("compose", "https://localhost").keys()
+    written = new_secrets("compose", ANSWERS).keys()
     named = {name: each["file"] for name, each in compose["secrets"].items()}
     assert named == {name: f"secrets/{name}" for name in written - {"tls-ca.crt"}}
     volumes = [each for service in compose["services"].values() for each in service.get("volumes", [])]

@@ -206,7 +206,7 @@ async def test_the_database_is_dumped_as_the_page_says(deployment: Deployment) -
 async def test_plain_http_leads_to_https(deployment: Deployment) -> None:
     async with loopback_client() as browser:
         sent_on = await browser.get(f"http://localhost:{deployment.ports['HTTP_PORT']}/docs")
-        secured = f"https://localhost:{deployment.ports['HTTP_PORT']}/docs"
+        secured = f"{deployment.url}/docs"
         assert (sent_on.status_code, sent_on.headers["Location"]) == (301, secured)
         operators = await browser.get(f"http://localhost:{deployment.ports['OPS_PORT_2']}/ops/api/tree")
         assert operators.status_code == 401

@@ -197,7 +197,7 @@ def init_command(
                 fail("--for is missing: production or sandbox", BAD_CONFIGURATION)
             purpose = init.ask_purpose()
         answers = init.answers_of(purpose, given, may_ask=may_ask)
-        secret = init.new_secrets(target, answers["PUBLIC_URL"])
+        secret = init.new_secrets(target, answers)
         text = init.env_file(target, purpose, init.settings_of(target, purpose, answers, secret))
         where = path or (Path() if target == "compose" else Path("/etc/holdfast.env"))
         try:

@@ -17,7 +17,7 @@ import typer
 from holdfast.commands.certificates import issue
 from holdfast.settings.checks import OWN_SECRETS, find_faults
 from holdfast.settings.descriptions import DESCRIPTIONS
-from holdfast.settings.settings import PREFIX, Settings, SettingsFault
+from holdfast.settings.settings import IN_FILE, PREFIX, Settings, SettingsFault
 from holdfast.settings.values import read_value
 
 Target = Literal["compose", "systemd"]
@@ -102,8 +102,8 @@ def check_answer(name: str, text: str) -> str:
     return text
 
 
-def new_secrets(target: Target, public_url: str) -> dict[str, str]:
-    """Return the contents of new secrets by their names, which for compose are those of files."""
+def new_secrets(target: Target, answers: Mapping[str, str]) -> dict[str, str]:
+    """Return the contents of secrets by their names, which for compose are those of files; most are new."""
     found = {name.lower(): secrets.token_urlsafe(36) for name in OWN_SECRETS}
     if target == "compose":
         password = found["database_password"] = secrets.token_urlsafe(36)
@@ -111,7 +111,8 @@ def new_secrets(target: Target, public_url: str) -> dict[str, str]:
         found["grafana_password"] = secrets.token_urlsafe(36)
         members = issue("Holdfast members", MEMBERS, days=MEMBER_DAYS)
         found |= {"members-ca.crt": members.authority, "member.crt": members.certificate, "member.key": members.key}
-        host = urlsplit(public_url).hostname or "localhost"
+        found["smtp_url"] = answers.get("SMTP_URL", "")
+        host = urlsplit(answers["PUBLIC_URL"]).hostname or "localhost"
         public = issue(
             f"Holdfast at {host}", (host, "127.0.0.1") if host == "localhost" else (host,), days=PUBLIC_DAYS
         )
@@ -141,7 +142,13 @@ def settings_of(
     faults = tuple(f"{PREFIX}{name} {trouble}" for name, trouble in find_faults({**given, **elsewhere, **own}))
     if faults:
         raise SettingsFault(faults)
-    return given if target == "compose" else given | own
+    if target == "systemd":
+        return given | own
+    # In a file like the secrets, as it has the mail server's password.
+    return {
+        f"{name}{IN_FILE}" if name == "SMTP_URL" else name: "/run/secrets/smtp_url" if name == "SMTP_URL" else value
+        for name, value in given.items()
+    }
 
 
 def env_file(target: Target, purpose: Purpose, settings: Mapping[str, str]) -> str:
@@ -152,10 +159,15 @@ def env_file(target: Target, purpose: Purpose, settings: Mapping[str, str]) -> s
     else:
         about = "Settings and secrets of holdfast.service. The service reads them at its start."
         lines = []
-    lines += [(f"{PREFIX}{name}", value, DESCRIPTIONS[name]) for name, value in settings.items()]
+    lines += [(f"{PREFIX}{name}", value, _meaning(name)) for name, value in settings.items()]
     return _comment(about) + "".join(
         f"\n{_comment(meaning)}{name}={_quoted(value)}\n" for name, value, meaning in lines
     )
+
+
+def _meaning(name: str) -> str:
+    setting = name.removesuffix(IN_FILE)
+    return DESCRIPTIONS[setting] if name == setting else f"the file that has {DESCRIPTIONS[setting]}"
 
 
 def _of_compose(purpose: Purpose, public_url: str) -> Iterator[tuple[str, str, str]]:
