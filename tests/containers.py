@@ -84,16 +84,18 @@ def environment() -> dict[str, str]:
     }
 
 
-def build_image(tag: str, **arguments: str) -> str:
-    """Build the service's image from this checkout, with these arguments of its Containerfile; its name."""
+def build_image(tag: str, checkout: Path = ROOT, **arguments: str) -> str:
+    """Build the service's image from a checkout, with these arguments of its Containerfile; its name."""
     with alone():
         make_debian(BASE, BASE_PACKAGES)
         name = f"localhost/holdfast:{tag}"
         mounted = [f"--volume={file}:{file}:ro" for file in OF_THIS_MACHINE if Path(file).exists()]
         given = [f"--build-arg={name}={value}" for name, value in {"BASE": BASE, **arguments}.items()]
         options = ("--isolation=chroot", "--network=host", "--format=docker", "--pull-never")
-        file = ROOT / "deploy" / "Containerfile"
-        podman("build", *options, *mounted, *given, f"--file={file}", f"--tag={name}", str(ROOT), timeout_s=BUILD_S)
+        file = checkout / "deploy" / "Containerfile"
+        podman(
+            "build", *options, *mounted, *given, f"--file={file}", f"--tag={name}", str(checkout), timeout_s=BUILD_S
+        )
         return name
 
 

@@ -51,7 +51,7 @@ class Service:
     """One service process. ``settings`` are environment variables without their prefix.
 
     ``open_files``, set before the start, is the hard limit of open files it runs under. Without one it runs
-    ``program``.
+    ``program``. Several processes and a limited one are run by ``python``.
     """
 
     def __init__(self, folder: Path, **settings: str) -> None:
@@ -62,6 +62,7 @@ class Service:
         self._log_start = 0
         self.open_files: int | None = None
         self.program = _SERVE
+        self.python = sys.executable
         generous = {
             "CALLBACK_SECRET": CALLBACK_SECRET,
             "OTP_PER_ORIGIN_HOUR": "100000",
@@ -111,7 +112,7 @@ class Service:
         limited = [] if self.open_files is None else ["sh", "-c", f'ulimit -n {self.open_files}; exec "$@"', "sh"]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [*limited, sys.executable, "-m", "holdfast", "serve"],
+                [*limited, self.python, "-m", "holdfast", "serve"],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
