@@ -103,10 +103,10 @@ def test_the_page_fits_its_screen_and_follows_the_theme(
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("screen", SCREENS)
 @pytest.mark.parametrize("path", ["/docs", "/ops/docs"])
-def test_every_part_of_the_page_can_be_read(
+def test_the_page_can_be_read_to_its_end(
     service: Service, browser: Browser, path: str, screen: str, scheme: Scheme
 ) -> None:
-    """The page draws an endpoint when it is on the screen."""
+    """The page draws what comes on the screen."""
     with new_context(browser, service.url, screen=screen, scheme=scheme) as context:
         page = context.new_page()
         troubles = watched(page, service.url)
