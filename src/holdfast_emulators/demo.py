@@ -33,7 +33,7 @@ from rich.table import Table
 
 from holdfast.settings.settings import PREFIX, environment
 
-START_S: Final = 60.0
+START_S: Final = 180.0
 STOP_S: Final = 40.0
 AUDIT_S: Final = 120.0
 TAIL_LINES: Final = 40
