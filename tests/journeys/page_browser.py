@@ -37,7 +37,7 @@ PAGES = tuple(
     if view.method == "GET" and view.auth is Auth.OPERATOR_READ and "{" not in view.path
 )
 
-FAULTS_OF_A_PAGE = """() => {
+FAULTS_ON_A_SCREEN = """() => {
   const faults = [];
   const over = document.documentElement.scrollWidth - innerWidth;
   if (over > 0) faults.push(`${over} pixels too wide`);
@@ -78,6 +78,12 @@ FAULTS_OF_A_PAGE = """() => {
     const name = named.some((element) => element && said(element));
     if (!name) faults.push(`no name: ${control.outerHTML.slice(0, 80)}`);
   }
+  return faults;
+}"""
+"""What a reader would stumble over: a page that is too wide, text that is too pale, controls without a name."""
+FAULTS_OF_A_PAGE = (
+    f"() => {{ const faults = ({FAULTS_ON_A_SCREEN})();"
+    + """
   const count = (selector) => document.querySelectorAll(selector).length;
   for (const [what, selector] of [["h1", "h1"], ["main", "main"]]) {
     if (count(selector) !== 1) faults.push(`${count(selector)} of ${what}`);
@@ -89,8 +95,9 @@ FAULTS_OF_A_PAGE = """() => {
   }
   return faults;
 }"""
-"""What a reader would stumble over: a page that is too wide, text that is too pale, controls without a name, and
-what a screen reader needs: one heading of the page and one main part, ids that are unique, and headers of tables.
+)
+"""These, and what a screen reader needs: one heading of the page and one main part, ids that are unique, and
+headers of tables.
 """
 
 
