@@ -8,7 +8,6 @@ import html
 import json
 import re
 import threading
-from collections.abc import Sequence
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -23,11 +22,9 @@ from holdfast.http.app import EXTENSIONS, ROUTES
 from holdfast.http.endpoints import api_docs
 from holdfast.http.endpoints.api_docs import SCRIPT, document_for
 from holdfast.http.kit.errors import ERROR_TABLE
-from holdfast.http.kit.extensions import Extension
 from holdfast.http.kit.openapi import describe, error_codes
 from holdfast.http.kit.operating import Readiness
 from holdfast.http.kit.reference import CUSTOMERS, OPERATORS, Reference, reference_of
-from holdfast.http.kit.routes import Route
 from holdfast.ledger.alerts.account_events import PAYLOADS
 from holdfast.ledger.tasks.events import EVENT_KINDS
 
@@ -151,11 +148,9 @@ async def test_a_document_holds_every_route_of_its_readers_and_only_known_codes(
 async def test_the_document_is_made_beside_the_loop(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
-    def describe_there(
-        routes: Sequence[Route], public_url: str, extensions: Sequence[Extension], reference: Reference
-    ) -> dict[str, Any]:
+    def describe_there(*given: Any) -> dict[str, Any]:
         threads.append(threading.get_ident())
-        return describe(routes, public_url, extensions, reference)
+        return describe(*given)
 
     monkeypatch.setattr(api_docs, "describe", describe_there)
     document_for.cache_clear()
@@ -197,6 +192,21 @@ async def test_the_operators_document_needs_their_credential(stage: Stage) -> No
     assert "/ops/" not in customers
     assert "operator_token" not in customers
     assert (await stage.call("GET", f"/ops/docs/{SCRIPT}")).status_code == 200
+
+
+async def test_the_operators_document_names_their_listener(stage: Stage) -> None:
+    stage.configure(ops_host="0.0.0.0", ops_port=9000)
+    token = stage.deps.settings.operator_token
+    own = (await stage.call("GET", "/ops/openapi.json", credential=token)).json()
+    assert own["servers"] == [{"url": "http://127.0.0.1:9000"}]
+    assert "http://127.0.0.1:9000/ops/api/tree" in own["info"]["description"]
+    [curl, *_] = own["paths"]["/ops/api/tree"]["get"]["x-codeSamples"]
+    assert "http://127.0.0.1:9000/ops/api/tree" in curl["source"]
+    # Customers' links and the operators' cookie have the public address.
+    assert f"{stage.public_url}/v2/assets/" in json.dumps(own)
+    assert own["components"]["securitySchemes"]["operator_session"]["name"].startswith("__Host-")
+    customers = (await stage.call("GET", "/openapi.json")).json()
+    assert customers["servers"] == [{"url": stage.public_url}]
 
 
 async def test_a_browser_without_a_path_is_shown_what_this_is(stage: Stage) -> None:

@@ -69,12 +69,12 @@ _describers: Final = trio.CapacityLimiter(1)
 
 
 @functools.lru_cache(maxsize=4)
-def document_for(public_url: str, reference: Reference = CUSTOMERS) -> PublicDocument:
-    """Return the OpenAPI document of the endpoints in a reference, served at ``public_url``."""
+def document_for(public_url: str, reference: Reference = CUSTOMERS, url: str | None = None) -> PublicDocument:
+    """Return the OpenAPI document of the endpoints in a reference, as :func:`describe` does."""
     extensions = installed_extensions()
     routes = (*all_routes(), *(route for each in extensions for route in each.routes))
     own = [route for route in routes if reference_of(route) is reference]
-    return _prepared(msgspec.json.encode(describe(own, public_url, extensions, reference)))
+    return _prepared(msgspec.json.encode(describe(own, public_url, extensions, reference, url)))
 
 
 @functools.cache
@@ -112,13 +112,20 @@ async def operators_document(call: Call) -> Outcome:
 
 
 async def _document(call: Call, reference: Reference, cached_by: str) -> Response:
-    document = await trio.to_thread.run_sync(document_for, call.deps.urls.base, reference, limiter=_describers)
+    public_url, url = call.deps.urls.base, _address(call.deps, reference)
+    document = await trio.to_thread.run_sync(document_for, public_url, reference, url, limiter=_describers)
     return _served(call.request, document, "application/json", f"{cached_by}, max-age=300")
+
+
+def _address(deps: Dependencies, reference: Reference) -> str:
+    """Return where the operations of a reference are served, which for operators may be a listener of their own."""
+    is_apart = reference is OPERATORS and deps.settings.ops_port is not None
+    return deps.settings.url if is_apart else deps.urls.base
 
 
 def reference_page(deps: Dependencies, reference: Reference) -> Response:
     """Return the page that shows a reference. It connects to its own origin alone, to try calls, too."""
-    folder = urlsplit(deps.urls.base).path.rstrip("/")
+    folder = urlsplit(_address(deps, reference)).path.rstrip("/")
     ops = "/ops" if reference is OPERATORS else ""
     options = {**_OPTIONS, "url": f"{folder}{ops}/openapi.json", "servers": [{"url": folder or "/"}]}
     page = _PAGE.substitute(

@@ -24,13 +24,13 @@ _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 
 
 def code_samples(
-    route: Route, public_url: str, body: object | None, form: Mapping[str, Any] | None
+    route: Route, address: str, body: object | None, form: Mapping[str, Any] | None
 ) -> list[dict[str, str]]:
     """Return the ``x-codeSamples`` of a route, with ``body`` as its request body, or a form with this schema."""
     query = "&".join(
         f"{each.name}={{{_variable(each.name)}}}" for each in route.parameters if _is_needed(each, "query")
     )
-    url = public_url.rstrip("/") + route.path + (f"?{query}" if query else "")
+    url = address.rstrip("/") + route.path + (f"?{query}" if query else "")
     headers = {each.name: f"{{{_variable(each.name)}}}" for each in route.parameters if _is_needed(each, "header")}
     if route.auth in _CREDENTIALS:
         headers["Authorization"] = f"Bearer {{{_CREDENTIALS[route.auth]}}}"

@@ -117,9 +117,17 @@ _WEBHOOK_HEADERS: Final = tuple(
 
 
 def describe(
-    routes: Sequence[Route], public_url: str, extensions: Sequence[Extension] = (), reference: Reference = CUSTOMERS
+    routes: Sequence[Route],
+    public_url: str,
+    extensions: Sequence[Extension] = (),
+    reference: Reference = CUSTOMERS,
+    url: str | None = None,
 ) -> JsonSchema:
-    """Return the OpenAPI document of these routes of the core and its extensions, served at ``public_url``."""
+    """Return the OpenAPI document of these routes of the core and its extensions, served at ``url``.
+
+    ``public_url`` is the customers' address, which links begin with; ``url`` None is the same.
+    """
+    url = url or public_url
     routes = reference.ordered(routes)
     forms = [each.error_form for each in extensions if each.error_form is not None]
     error_forms = [next((each for each in forms if route.path.startswith(each.below)), None) for route in routes]
@@ -140,7 +148,7 @@ def describe(
     schemas["ErrorResponse"]["examples"] = [recorded["ErrorResponse"]]
     paths: dict[str, JsonSchema] = defaultdict(dict)
     for route, form in zip(routes, error_forms, strict=True):
-        paths[route.path][route.method.lower()] = _operation(route, public_url, schemas, recorded, form)
+        paths[route.path][route.method.lower()] = _operation(route, url, schemas, recorded, form)
     tags = dict.fromkeys(reference.sections) | dict.fromkeys(route.tag for route in routes)
     used = {route.tag for route in routes} | ({_EVENTS} if events else set())
     schemes = {name for route in routes for each in _SECURITY[route.auth] for name in each}
@@ -149,9 +157,9 @@ def describe(
         "info": {
             "title": reference.title,
             "version": __version__,
-            "description": reference.introduction(public_url),
+            "description": reference.introduction(url),
         },
-        "servers": [{"url": public_url}],
+        "servers": [{"url": url}],
         # Each operation says what it needs; a page asks for these first.
         "security": [{name: []} for name in reference.credentials],
         "tags": [{"name": tag, "description": reference.sections.get(tag, "")} for tag in tags if tag in used],
@@ -311,7 +319,7 @@ def error_codes(route: Route) -> list[str]:
 
 
 def _operation(
-    route: Route, public_url: str, schemas: JsonSchema, recorded: JsonSchema, error_form: ErrorForm | None
+    route: Route, url: str, schemas: JsonSchema, recorded: JsonSchema, error_form: ErrorForm | None
 ) -> JsonSchema:
     body = example_body(route, schemas)
     form = _form(route) if route.form_files else None
@@ -325,7 +333,7 @@ def _operation(
         "security": _SECURITY[route.auth],
         "parameters": [_parameter(each) for each in (*_path_parameters(route.path), *route.parameters)],
         "responses": _responses(route, recorded, error_form),
-        "x-codeSamples": code_samples(route, public_url, body, form),
+        "x-codeSamples": code_samples(route, url, body, form),
     }
     if route.body is not None or route.raw_body_bytes_max is not None:
         schema = {"type": "object", "additionalProperties": True} if route.body is None else _reference(route.body)

@@ -16,8 +16,8 @@ from holdfast.http.kit.routes import HEALTH_PATHS, Route, is_for_operators
 class Reference:
     """One OpenAPI document.
 
-    ``text`` is Markdown, in which ``$url`` is the service's address. ``sections`` are the tags with what they are
-    about, in the order in which they are shown; others follow. ``has_events`` says whether it describes the
+    ``text`` is Markdown, in which ``$url`` is where its operations are. ``sections`` are the tags with what they
+    are about, in the order in which they are shown; others follow. ``has_events`` says whether it describes the
     requests of this service to customers' webhooks. ``credentials`` names those that most operations need.
     """
 
@@ -27,9 +27,9 @@ class Reference:
     has_events: bool
     credentials: Sequence[str]
 
-    def introduction(self, public_url: str) -> str:
+    def introduction(self, url: str) -> str:
         """Return what the reference begins with: its text, and all error codes."""
-        return self.text.substitute(url=public_url.rstrip("/")) + _CODES
+        return self.text.substitute(url=url.rstrip("/")) + _CODES
 
     def ordered(self, routes: Sequence[Route]) -> list[Route]:
         """Return routes by section; in a section the modules with the shortest paths come first."""
