@@ -339,7 +339,7 @@ async def test_images_are_replaced_one_after_the_other_and_no_answer_is_lost(
                     witness.is_stopping = True
             for witness in witnesses:
                 assert len(witness.keys) < CREDIT
-                await witness.hold_to_it()
+                await witness.hold_to_it(may_add=True)
         check_kept_and_new(ledger, operations)
     finally:
         for member in members:
