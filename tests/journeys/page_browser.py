@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
-from tests.tools import path_of
+from tests.tools import CLIENTS, CLIENTS_NODE, path_of
 
 from holdfast.http.kit.calls import Auth
 from holdfast_console.operators.site import SITE
@@ -37,7 +37,7 @@ PAGES = tuple(
     if view.method == "GET" and view.auth is Auth.OPERATOR_READ and "{" not in view.path
 )
 
-FAULTS_ON_A_SCREEN = """() => {
+TOO_WIDE = """() => {
   const faults = [];
   const over = document.documentElement.scrollWidth - innerWidth;
   if (over > 0) faults.push(`${over} pixels too wide`);
@@ -45,60 +45,15 @@ FAULTS_ON_A_SCREEN = """() => {
     const hidden = box.scrollWidth - box.clientWidth;
     if (hidden > 0) faults.push(`${hidden} pixels of a ${box.className} are clipped or outside it`);
   }
-  const channel = (value) => (value /= 255, value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
-  const colour = (text) => {
-    const context = Object.assign(document.createElement("canvas"), {width: 1, height: 1}).getContext("2d");
-    context.fillStyle = text;
-    context.fillRect(0, 0, 1, 1);
-    return [...context.getImageData(0, 0, 1, 1).data];
-  };
-  const light = ([red, green, blue]) => 0.2126 * channel(red) + 0.7152 * channel(green) + 0.0722 * channel(blue);
-  const behind = (element) => {
-    for (let each = element; each; each = each.parentElement) {
-      const found = colour(getComputedStyle(each).backgroundColor);
-      if (found[3] === 255) return found;
-    }
-    return [255, 255, 255, 255];
-  };
-  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  for (let text = texts.nextNode(); text; text = texts.nextNode()) {
-    const element = text.parentElement;
-    if (!text.data.trim() || !element.checkVisibility() || element.closest("noscript, template")) continue;
-    const [front, back] = [light(colour(getComputedStyle(element).color)), light(behind(element))];
-    const contrast = (Math.max(front, back) + 0.05) / (Math.min(front, back) + 0.05);
-    if (contrast < 4.5) faults.push(`contrast ${contrast.toFixed(2)}: ${text.data.trim().slice(0, 40)}`);
-  }
-  const controls = "a, button, input:not([type=hidden]), select, textarea, summary";
-  for (const control of document.querySelectorAll(controls)) {
-    if (!control.checkVisibility()) continue;
-    const said = (element) => (element.ariaLabel ?? "") + element.textContent.trim();
-    const ids = (control.getAttribute("aria-labelledby") ?? "").split(" ");
-    const labels = ids.map((id) => document.getElementById(id));
-    const named = [control, ...control.querySelectorAll("[aria-label]"), ...labels, ...(control.labels ?? [])];
-    const name = named.some((element) => element && said(element));
-    if (!name) faults.push(`no name: ${control.outerHTML.slice(0, 80)}`);
-  }
   return faults;
 }"""
-"""What a reader would stumble over: a page that is too wide, text that is too pale, controls without a name."""
-FAULTS_OF_A_PAGE = (
-    f"() => {{ const faults = ({FAULTS_ON_A_SCREEN})();"
-    + """
-  const count = (selector) => document.querySelectorAll(selector).length;
-  for (const [what, selector] of [["h1", "h1"], ["main", "main"]]) {
-    if (count(selector) !== 1) faults.push(`${count(selector)} of ${what}`);
-  }
-  const ids = [...document.querySelectorAll("[id]")].map((each) => each.id);
-  for (const id of new Set(ids.filter((each, place) => ids.indexOf(each) !== place))) faults.push(`two of #${id}`);
-  for (const each of document.querySelectorAll("table")) {
-    if (!each.querySelector("th[scope]")) faults.push("a table without headers");
-  }
-  return faults;
+FINDINGS = """async (rules) => {
+  const runOnly = rules.length ? {runOnly: {type: "rule", values: rules}} : {};
+  const {violations} = await axe.run({resultTypes: ["violations"], ...runOnly});
+  return violations.flatMap((rule) => rule.nodes.map((node) => `${rule.id}: ${node.html.slice(0, 120)}`));
 }"""
-)
-"""These, and what a screen reader needs: one heading of the page and one main part, ids that are unique, and
-headers of tables.
-"""
+VIEWER_RULES = ("aria-command-name", "button-name", "color-contrast", "input-button-name", "label", "link-name")
+"""What is checked of the API reference, whose ids and headings are those of a viewer of others."""
 
 
 @contextmanager
@@ -123,6 +78,16 @@ def new_context(
         java_script_enabled=has_script,
         device_scale_factor=1,
     )
+
+
+def faults_of(page: Page, *rules: str) -> list[str]:
+    """Return what a reader would stumble over: what does not fit the screen, and the findings of axe-core.
+
+    By default of all its rules.
+    """
+    path_of(CLIENTS_NODE)
+    page.evaluate((CLIENTS / "node_modules/axe-core/axe.min.js").read_text())
+    return [*page.evaluate(TOO_WIDE), *page.evaluate(FINDINGS, rules)]
 
 
 def sign_in(page: Page, token: str, path: str = "/ops") -> None:

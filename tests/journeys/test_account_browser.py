@@ -1,7 +1,7 @@
 """The account's own pages in a browser, on a running service.
 
 A page that is added is looked at by itself (``PATHS``); one at a path with parameters by a test of its own, with
-``FAULTS_OF_A_PAGE``.
+``faults_of``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast_console.account.sign_in import EVENTS
 from holdfast_console.account.site import SITE
 
 from .account_pages import AccountPages, bearer_of, open_account_pages, sign_in
-from .page_browser import FAULTS_OF_A_PAGE, Scheme
+from .page_browser import Scheme, faults_of
 from .quiet_provider import MODEL
 from .service_process import Service
 
@@ -61,7 +61,7 @@ def test_pages_fit_their_screen_can_be_read_and_are_small(pages: AccountPages, s
     found: dict[str, object] = {}
 
     def look(name: str) -> None:
-        if faults := page.evaluate(FAULTS_OF_A_PAGE):
+        if faults := faults_of(page):
             found[name] = faults
 
     page.goto("/account/settings")

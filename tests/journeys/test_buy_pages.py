@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from .operators_pages import Account, Pages
-from .page_browser import FAULTS_OF_A_PAGE, SCHEMES, SCREENS, Scheme
+from .page_browser import SCHEMES, SCREENS, Scheme, faults_of
 from .service_process import Service
 
 BUY = "/account/buy"
@@ -288,5 +288,5 @@ def test_pages_are_readable_on_every_screen(shop: Shop, screen: str, scheme: Sch
         page.goto(path)
         if path.endswith(("/pay", "/card")):
             expect(page.get_by_role("button", name=re.compile("^(Pay|Save) "))).to_be_enabled()
-        found[path] = page.evaluate(FAULTS_OF_A_PAGE)
+        found[path] = faults_of(page)
     assert {path: faults for path, faults in found.items() if faults} == {}

@@ -14,7 +14,7 @@ from tests.clients import Customer, loopback_client, ok
 
 from .card_provider import CardProviderProcess, Payer
 from .operators_pages import Pages, act, open_pages
-from .page_browser import FAULTS_OF_A_PAGE
+from .page_browser import faults_of
 from .receiver import Receiver
 from .service_process import Service
 
@@ -153,7 +153,7 @@ def test_pages_of_orders_fit_their_screen(pages: Pages, card_provider: CardProvi
     found = {}
     for path in ("/ops/orders", "/ops/payments", *(f"/ops/payments/{each}" for each in order_ids)):
         page.goto(path)
-        if faults := page.evaluate(FAULTS_OF_A_PAGE):
+        if faults := faults_of(page):
             found[path] = faults
     assert found == {}
 

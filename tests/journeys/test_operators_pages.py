@@ -13,7 +13,7 @@ from holdfast.persistence.records.tables import accounts
 from holdfast.persistence.server.connections import connected
 
 from .operators_pages import Pages, act, open_pages
-from .page_browser import FAULTS_OF_A_PAGE, PAGES, Scheme
+from .page_browser import PAGES, Scheme, faults_of
 from .quiet_provider import MODEL, QuietProvider, signed
 from .service_process import Service
 
@@ -207,6 +207,6 @@ def test_pages_fit_their_screen_and_can_be_read(pages: Pages, screen: str, schem
     own = [path for path in PAGES if path != "/ops/docs"]
     for path in (*own, f"/ops/actors/{one}", f"/ops/{one}"):
         page.goto(path)
-        if faults := page.evaluate(FAULTS_OF_A_PAGE):
+        if faults := faults_of(page):
             found[path] = faults
     assert found == {}

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.clients import Customer, loopback_client, ok
 from tests.tools import needs
 
-from .page_browser import FAULTS_ON_A_SCREEN, SCHEMES, SCREENS, WAIT_MS, Scheme, new_context, sign_in
+from .page_browser import SCHEMES, SCREENS, VIEWER_RULES, WAIT_MS, Scheme, faults_of, new_context, sign_in
 from .service_process import OPERATOR_TOKEN, Service, new_folder, running_service
 
 pytestmark = pytest.mark.slow
@@ -116,7 +116,7 @@ def test_the_page_can_be_read_to_its_end(
             page.goto(path)
         expect(page.get_by_role("heading", level=1)).to_be_visible()
         page.evaluate(SCROLL_TO_THE_END)
-        assert page.evaluate(FAULTS_ON_A_SCREEN) == []
+        assert faults_of(page, *VIEWER_RULES) == []
         assert troubles == []
 
 
@@ -146,7 +146,7 @@ def test_a_call_is_tried_with_a_key(service: Service, browser: Browser) -> None:
         page.locator(f"[id$='{CREATE}']").get_by_role("button", name="Test Request").first.click()
         page.get_by_role("button", name="Send").first.click()
         expect(page.get_by_role("dialog").get_by_text("200 OK")).to_be_visible()
-        assert page.evaluate(FAULTS_ON_A_SCREEN) == []
+        assert faults_of(page, *VIEWER_RULES) == []
         assert troubles == []
     [task] = trio.run(tasks_of, service, customer)
     assert task["model"] == "studio/image-1"
