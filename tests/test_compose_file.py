@@ -165,7 +165,7 @@ def test_the_services_start_after_what_they_need(compose: dict[str, Any]) -> Non
         "grafana": {"prometheus": "started"},
     }
     waited_for = {other for each in needed.values() for other, condition in each.items() if condition == "healthy"}
-    assert all("healthcheck" in compose["services"][name] for name in (*waited_for, *MEMBERS, "haproxy"))
+    assert all("healthcheck" in compose["services"][name] for name in (*waited_for, *MEMBERS, "haproxy", "studio"))
     restarts = {name: service["restart"] for name, service in compose["services"].items()}
     assert restarts.pop("migrate") == "on-failure"
     assert set(restarts.values()) == {"unless-stopped"}
@@ -175,7 +175,7 @@ def test_containers_of_the_service_have_no_privilege(compose: dict[str, Any]) ->
     for name in ("migrate", *MEMBERS, "places", "studio"):
         service = compose["services"][name]
         assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
-        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["security_opt"] == ["no-new-privileges=true"]
     published = [str(port) for each in compose["services"].values() for port in each.get("ports", [])]
     open_to_all = [each for each in published if not each.startswith("127.0.0.1:")]
     assert open_to_all == [f"{EXAMPLE['HTTPS_PORT']}:443", f"{EXAMPLE['HTTP_PORT']}:80"]

@@ -137,7 +137,7 @@ def deployment() -> Iterator[Deployment]:
     try:
         for service in ("studio", "haproxy", "prometheus"):
             found.up(service)
-        for service in (*MEMBERS, "haproxy"):
+        for service in (*MEMBERS, "haproxy", "studio"):
             found.container(service).await_healthy()
         yield found
     finally:
