@@ -49,6 +49,7 @@ EXAMPLES = {
     "event_id": "evt_" + "1" * 32,
     "card_id": "pm_1",
     "order_id": "ord_1",
+    "number": "R-000001",
 }
 """Parameters of paths, by their names."""
 PROTECTED = [view for view in SITE.views if view.auth is Auth.SESSION]
@@ -56,7 +57,7 @@ FORMS = [view for view in PROTECTED if view.method == "POST"]
 PAGES = [
     re.sub(r"\{(\w+)\}", lambda found: EXAMPLES[found[1]], view.path) for view in PROTECTED if view.method == "GET"
 ]
-APART = re.compile(r"/account/buy/|.*\.csv$")
+APART = re.compile(r"/account/buy/|.*(\.csv|/pdf)$")
 """Files, and pages of orders and cards, which test_account_buy.py reads."""
 READ = [path for path in PAGES if path != EVENTS and not APART.match(path)]
 
