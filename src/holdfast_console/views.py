@@ -75,7 +75,7 @@ class PageCall(Call):
     @property
     def is_identified(self) -> bool:
         """Whether it is known who makes the request."""
-        return self.operator is not None or self._session is not None
+        return self.operator is not None or self._caller is not None
 
     async def identify_session(self, token: str) -> SessionRecord | Refusal:
         """Set the session by its token, and return it. Refuses as a route of sessions does."""
@@ -85,7 +85,7 @@ class PageCall(Call):
         self.bearer = bearer
         found = await self._verify()
         if isinstance(found, SessionRecord):
-            self._session, self.token = found, token
+            self._caller, self.token = found, token
         assert isinstance(found, SessionRecord | Refusal)
         return found
 
@@ -213,13 +213,18 @@ class Visit:
         )
 
     async def submit(
-        self, handler: Handler | Route, *, fields: Mapping[str, object], path: Mapping[str, str] | None = None
+        self,
+        handler: Handler | Route,
+        *,
+        fields: Mapping[str, object],
+        path: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
     ) -> tuple[msgspec.Struct | Refusal, Headers]:
         """Call an endpoint that changes something, with ``fields`` as its body; ``path`` is that of this request.
 
         Text becomes numbers and booleans where the body has them. Returns the reply and headers.
         """
-        return _body_of(await self._run(handler, self.path if path is None else path, {}, fields))
+        return _body_of(await self._run(handler, self.path if path is None else path, query or {}, fields))
 
     async def _run(
         self,
@@ -267,8 +272,8 @@ class InnerCall(Call):
         self._outer = outer
         self.operator, self.bearer = outer.operator, outer.bearer
         # Other routes authenticate in their handlers, and those that stream do again and again.
-        if route.auth is Auth.SESSION and outer._session is not None:
-            self.take_session(outer._session)
+        if route.is_of_owner and isinstance(outer._caller, SessionRecord):
+            self.take_session(outer._caller)
         self._body = body
         self._query = query
         # An input is as large as the form that it is from, as far as limits and threads go.

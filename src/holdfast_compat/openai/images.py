@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any, Final
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import TASKS_WRITE
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.kit.uploads import receive_form
 from holdfast.http.kit.values import invalid_parameter, missing_parameter
+from holdfast.ledger.api_keys import TASKS_WRITE
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
 from holdfast_compat.openai.creating import HELD_ERRORS, RETRY_COUNT, delivered, finish, own_fields

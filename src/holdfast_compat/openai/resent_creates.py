@@ -45,9 +45,9 @@ from holdfast.actors.account.messages import BeginAttempt, RequestAttempt, TaskA
 from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.credentials import TASKS_WRITE
 from holdfast.http.schemas.tasks import CreateTaskRequest
 from holdfast.http.services.tasks import accepted_task
+from holdfast.ledger.api_keys import TASKS_WRITE
 from holdfast.ledger.refusals import SUPERSEDED, Refusal
 from holdfast.persistence.queries.replies import attempt_probe, began_at, find_reply, replies_of_route
 from holdfast.persistence.server.database_faults import DatabaseAway

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import TASKS_WRITE
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Media, Outcome, RouteTable
 from holdfast.http.kit.values import invalid_parameter
+from holdfast.ledger.api_keys import TASKS_WRITE
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.tasks.task import Task
 from holdfast.providers.storage.sniffing import EXTENSIONS

@@ -9,13 +9,13 @@ from typing import Final
 
 from holdfast.actors.task.messages import CancelTask
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.listing import LIMIT, Position, read_window
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, BodyResponse, Outcome, Parameter, RouteTable
 from holdfast.http.kit.stored_content import RANGE, content_media
 from holdfast.http.kit.uploads import receive_form
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.services.tasks import own_task, task_not_found
+from holdfast.ledger.api_keys import TASKS_READ, TASKS_WRITE
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.tasks import tasks_of_models, texts_of_inputs

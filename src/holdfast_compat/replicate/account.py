@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import ACCOUNT_READ
 from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.ledger.api_keys import ACCOUNT_READ
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.webhook_secrets import signing_at, webhook_secret
 from holdfast.persistence.claims.outbox import rotations_of

@@ -7,11 +7,11 @@ from functools import partial
 from quart import Response
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.listing import CURSOR, LIMIT, Position, list_of_account
 from holdfast.http.kit.routes import BodyResponse, Media, Outcome, RouteTable
 from holdfast.http.kit.uploads import receive_file
 from holdfast.http.services.files import DISPOSITION, delete_own_file, own_file
+from holdfast.ledger.api_keys import FILES_WRITE, TASKS_READ
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.files import files_of_account
 from holdfast_compat.replicate.schemas import (
@@ -29,7 +29,7 @@ route = RouteTable("Replicate", auth=Auth.API_KEY)
     "POST",
     f"{BASE}/files",
     summary="Upload a file, as the part `content` of a form",
-    scope=TASKS_WRITE,
+    scope=FILES_WRITE,
     files_max=1,
     form_files={"content": "The file."},
     reply=ReplicateFile,
@@ -83,7 +83,7 @@ async def read_replicate_file(call: Call) -> Outcome:
     "DELETE",
     f"{BASE}/files/{{file_id}}",
     summary="Delete a file; providers of unfinished tasks that name it can fetch it until these end",
-    scope=TASKS_WRITE,
+    scope=FILES_WRITE,
     statuses=(204,),
     media=(Media(status=204, content_types=(), description="The file is deleted."),),
     errors=("file_not_found",),

@@ -23,7 +23,7 @@ import trio
 from holdfast.actors.runtime.faults import OutcomeUnknown
 from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, Bearer
+from holdfast.http.kit.credentials import Bearer
 from holdfast.http.kit.errors import refusal_of_fault
 from holdfast.http.kit.listing import CURSOR, LIMIT, Position, list_of_account
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, BodyResponse, Outcome, Parameter, RouteTable
@@ -39,6 +39,7 @@ from holdfast.http.services.tasks import (
     ended_task,
     own_task,
 )
+from holdfast.ledger.api_keys import TASKS_READ, TASKS_WRITE
 from holdfast.ledger.catalog.quotes import some_models
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.links import sign_link

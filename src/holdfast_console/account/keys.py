@@ -7,6 +7,7 @@ from typing import Final
 from holdfast.http.endpoints.api_keys import (
     AccountLimitList,
     ApiKeyList,
+    ApiKeyRevokedBody,
     ApiKeySecret,
     change_api_key,
     create_api_key,
@@ -17,7 +18,7 @@ from holdfast.http.endpoints.api_keys import (
 )
 from holdfast.http.endpoints.catalog import ModelList, list_models
 from holdfast.http.kit.calls import Auth
-from holdfast.http.kit.credentials import ALL_SCOPES, SCOPES
+from holdfast.ledger.api_keys import ALL_SCOPES, SCOPES
 from holdfast.ledger.credit.limits import WINDOWS
 from holdfast.ledger.refusals import Refusal
 from holdfast_console.account.samples import create_samples, example_body
@@ -27,12 +28,26 @@ from holdfast_console.rendering import Html, Redirect
 from holdfast_console.views import ViewResult, ViewTable, Visit
 
 KEYS: Final = "/account/keys"
-SCOPE_WORDS: Final = {
-    "tasks:read": "Read tasks and their results",
-    "tasks:write": "Create, retry and cancel tasks, upload files",
-    "account:read": "Read the balance, limits, statement and orders",
-    "usage:read": "Read the usage of all keys",
+SCOPE_WORDS: Final[dict[str, dict[str, str]]] = {
+    "It may": {
+        "tasks:read": "Read tasks and their results",
+        "tasks:write": "Create, retry and cancel tasks, upload and delete files",
+        "files:write": "Upload and delete files only",
+    },
+    "It may read": {
+        "account:read": "The balance, limits, statement, orders and history",
+        "orders:read": "Orders only",
+        "usage:read": "The usage of all keys",
+        "keys:read": "The list of keys, without their secrets",
+    },
+    "It may manage the account": {
+        "keys:write": "Make keys that may no more than it, change and revoke these",
+        "limits:write": "Set the limits of the whole account",
+        "orders:write": "Create orders of credit, but charge no saved card",
+        "webhooks:write": "Create, change and delete webhooks, read and rotate their secret",
+    },
 }
+"""What each scope allows, in the groups of the form."""
 WINDOW_WORDS: Final = {"day": "a day", "week": "a week", "month": "a month", "total": "in total"}
 
 view = ViewTable(Auth.SESSION)
@@ -47,10 +62,13 @@ async def keys(visit: Visit) -> ViewResult:
     limits = await visit.read(read_limits, AccountLimitList)
     values = {
         "found": found,
+        "names": {key.api_key_id: key.name for key in listed},
+        "makers": {key.created_by for key in listed},
         "keys": [key for key in listed if shows_all or key.revoked_at is None],
         "revoked": sum(key.revoked_at is not None for key in listed),
         "shows_all": shows_all,
-        "scopes": [(scope, SCOPE_WORDS.get(scope, scope), scope in SCOPES) for scope in ALL_SCOPES],
+        "scopes": SCOPE_WORDS,
+        "usual": SCOPES,
         "windows": list(WINDOW_WORDS.items()),
         "window_words": WINDOW_WORDS,
         "models": await model_ids(visit),
@@ -93,9 +111,14 @@ async def pause(visit: Visit) -> ViewResult:
 
 @view(f"{KEYS}/{{api_key_id}}/revoke", method="POST")
 async def revoke(visit: Visit) -> ViewResult:
-    """Revoke a key for good."""
-    revoked, _ = await visit.submit(revoke_api_key, fields={})
-    return revoked if isinstance(revoked, Refusal) else _done("The key is revoked: it never works again.")
+    """Revoke a key for good, and if it is asked for, the keys that it has made."""
+    made_keys = "true" if "made_keys" in visit.form else "false"
+    revoked, _ = await visit.submit(revoke_api_key, fields={}, query={"made_keys": made_keys})
+    if isinstance(revoked, Refusal):
+        return revoked
+    assert isinstance(revoked, ApiKeyRevokedBody)
+    made = f", nor do the {len(revoked.made_keys)} that it has made" if revoked.made_keys else ""
+    return _done(f"The key is revoked: it never works again{made}.")
 
 
 @view(f"{KEYS}/limits", method="POST")

@@ -35,7 +35,14 @@ NAVIGATION: Final[tuple[tuple[str, tuple[NavigationEntry, ...]], ...]] = (
             NavigationEntry(f"{ROOT}/playground", "Playground"),
         ),
     ),
-    ("Activity", (NavigationEntry(f"{ROOT}/tasks", "Tasks"), NavigationEntry(f"{ROOT}/usage", "Usage"))),
+    (
+        "Activity",
+        (
+            NavigationEntry(f"{ROOT}/tasks", "Tasks"),
+            NavigationEntry(f"{ROOT}/usage", "Usage"),
+            NavigationEntry(f"{ROOT}/history", "History"),
+        ),
+    ),
     (
         "Billing",
         (NavigationEntry(f"{ROOT}/receipts", "Receipts"), NavigationEntry(f"{ROOT}/statement", "Statement")),

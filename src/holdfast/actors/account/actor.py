@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Self, TypeAlias
 
 from holdfast.actors.account.alerts import decide_alerts
+from holdfast.actors.account.by_keys import ByKey, NoteChange, calling_key
 from holdfast.actors.account.keys import AccountKeys, model_not_allowed
 from holdfast.actors.account.leaving import AccountLeaving
 from holdfast.actors.account.limits import AccountLimits, CreateRate
@@ -43,6 +44,7 @@ from holdfast.actors.account.messages import (
     RemoveCard,
     ResumeTopUp,
     RevokeApiKey,
+    RevokeWithMade,
     SaveCard,
     SetAccess,
     SetAlerts,
@@ -64,7 +66,7 @@ from holdfast.actors.runtime.journaled import Commit, JournaledActor, LogEvent, 
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import reply_type
 from holdfast.ledger.alerts.account_events import AccountDisabled, CreditExpiring
-from holdfast.ledger.api_keys import is_model_allowed
+from holdfast.ledger.api_keys import has_scope, is_model_allowed, lacking_scope
 from holdfast.ledger.clock import Now, format_time
 from holdfast.ledger.credit.account import (
     OperationDetails,
@@ -107,6 +109,7 @@ AccountCommand: TypeAlias = (
     | CreateApiKey
     | ChangeApiKey
     | RevokeApiKey
+    | RevokeWithMade
     | RecordKeyUse
     | SetLimits
     | SignOut
@@ -121,6 +124,7 @@ AccountCommand: TypeAlias = (
     | RedeemCoupon
     | ExpireLots
     | AnnounceExpiry
+    | ByKey
 )
 
 
@@ -188,6 +192,7 @@ class AccountActor(JournaledActor):
         self._keys = AccountKeys(
             self._units,
             loaded.live_keys,
+            loaded.makers,
             loaded.spending,
             database=self._database,
             now=self._now,
@@ -224,7 +229,15 @@ class AccountActor(JournaledActor):
                 return self._units.refuse(message, message.refusal)
             case SettleTask():
                 return self._settle_task(message)
-            case CreateApiKey() | ChangeApiKey() | RevokeApiKey() | SetLimits() | SetCeiling():
+            case (
+                NoteChange()
+                | CreateApiKey()
+                | ChangeApiKey()
+                | RevokeApiKey()
+                | RevokeWithMade()
+                | SetLimits()
+                | SetCeiling()
+            ):
                 return self._keys.decide(message)
             case RecordKeyUse():
                 used = ApiKeyUsedRow(self._account_id, message.key_id, message.at)
@@ -239,7 +252,9 @@ class AccountActor(JournaledActor):
                 return self._set_access(message) if isinstance(message, SetAccess) else self._leave(message)
             case PutWebhook() | DeleteWebhook() | SetAlerts() | StopMail() | AllowMail():
                 most = self._limits.webhooks_max
-                return decide_alerts(message, self._units, self._now(), webhooks_max=most)
+                by = calling_key(message)
+                scopes = None if by is None else self._keys.live[by].scopes
+                return decide_alerts(message, self._units, self._now(), webhooks_max=most, scopes=scopes)
             case _:
                 return self._change_payments(message)
 
@@ -500,10 +515,14 @@ class AccountActor(JournaledActor):
         return self._units.change(command, row, rows=(row, *events))
 
     def _refuse_access(self, message: AccountCommand) -> Refusal | None:
-        """Refuse what a disabled account gets no more, and tasks by an API key that cannot be used for them now.
+        """Refuse what a disabled account gets no more, and what an API key asks for that cannot be used for it now.
 
         An account that is to be closed gets no more either, nor a card; one that is closed no granted credit.
         """
+        if isinstance(message, ByKey):
+            refusal = ACCOUNT_DISABLED if self._disabled_at is not None else None
+            refusal = refusal if self._leaving.closes_at is None else ACCOUNT_CLOSING
+            return refusal or self._refuse_key(message.by, message.scope)
         if self._leaving.closes_at is not None:
             match message:
                 case (
@@ -549,8 +568,8 @@ class AccountActor(JournaledActor):
         if key is None:
             return Refusal(code="invalid_api_key", message="This API key is not valid.")
         unusable = key.refuse_use(self._now())
-        if unusable is None and scope not in key.scopes:
-            return Refusal(code="insufficient_scope", message=f"This API key lacks the scope {scope}.")
+        if unusable is None and not has_scope(key.scopes, scope):
+            return lacking_scope(scope)
         return unusable
 
 

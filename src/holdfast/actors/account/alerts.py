@@ -18,23 +18,36 @@ from holdfast.actors.account.messages import (
 from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.journaled import Turn
 from holdfast.actors.runtime.messages import Command
+from holdfast.ledger.alerts.account_events import scopes_to_read
 from holdfast.ledger.alerts.alerts import Alerts
+from holdfast.ledger.api_keys import has_scope, lacking_scope
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records.event_rows import AlertsRow, WebhookDeletedRow, WebhookRow
 
 NOT_FOUND = Refusal(code="webhook_not_found", message="This account has no such webhook.")
 
 
-def decide_alerts(command: AlertCommand, units: AccountUnits, now: datetime, *, webhooks_max: int) -> Turn[Any]:
-    """Decide a command. Refuses: 1. ``webhook_limit_reached``; 2. ``webhook_not_found``."""
+def decide_alerts(
+    command: AlertCommand,
+    units: AccountUnits,
+    now: datetime,
+    *,
+    webhooks_max: int,
+    scopes: tuple[str, ...] | None,
+) -> Turn[Any]:
+    """Decide a command.
+
+    Refuses: 1. ``webhook_limit_reached``; 2. ``webhook_not_found``; 3. ``insufficient_scope``, of a calling key
+    with these ``scopes``: a webhook gets nothing that the key may not read. None: no key calls.
+    """
     match command:
         case PutWebhook():
-            return _put_webhook(command, units, now, webhooks_max)
+            return _put_webhook(command, units, now, webhooks_max, scopes)
         case DeleteWebhook(webhook_id=webhook_id):
             if units.webhooks.pop(webhook_id, None) is None:
                 return units.refuse(command, NOT_FOUND)
             row = WebhookDeletedRow(units.state.account_id, webhook_id)
-            return units.change(command, row, rows=(row,))
+            return units.change(command, row, rows=(row, *units.noted(command, "webhook_deleted", webhook_id)))
         case SetAlerts():
             return _set_alerts(command, units)
         case StopMail(why=why):
@@ -51,7 +64,9 @@ def decide_alerts(command: AlertCommand, units: AccountUnits, now: datetime, *, 
             assert_never(command)
 
 
-def _put_webhook(command: PutWebhook, units: AccountUnits, now: datetime, webhooks_max: int) -> Turn[WebhookRow]:
+def _put_webhook(
+    command: PutWebhook, units: AccountUnits, now: datetime, webhooks_max: int, scopes: tuple[str, ...] | None
+) -> Turn[WebhookRow]:
     before = units.webhooks.get(command.webhook_id)
     if command.is_new and before is None:
         if len(units.webhooks) >= webhooks_max:
@@ -73,8 +88,19 @@ def _put_webhook(command: PutWebhook, units: AccountUnits, now: datetime, webhoo
         enabled=before.enabled if command.enabled is None else command.enabled,
         updated_at=now,
     )
+    missing = None if scopes is None or not after.enabled else _missing_scope(after, scopes)
+    if missing is not None:
+        return units.refuse(command, missing)
     units.webhooks[after.webhook_id] = after
-    return units.change(command, after, rows=(after,))
+    noted = units.noted(command, "webhook_created" if command.is_new else "webhook_changed", after.webhook_id)
+    return units.change(command, after, rows=(after, *noted))
+
+
+def _missing_scope(webhook: WebhookRow, scopes: tuple[str, ...]) -> Refusal | None:
+    """Refuse a webhook that gets what a key with these scopes may not read."""
+    needed = {scope for each in webhook.events for scope in scopes_to_read(each)}
+    missing = sorted(scope for scope in needed if not has_scope(scopes, scope))
+    return lacking_scope(missing[0]) if missing else None
 
 
 def _set_alerts(command: SetAlerts, units: AccountUnits) -> Turn[Alerts]:

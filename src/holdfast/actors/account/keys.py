@@ -2,22 +2,29 @@
 
 What is spent is counted in the account's turn, with the holds and captures that it is the sum of. A limit that is
 set later counts what the rows have, so the turn waits until all that was decided before is in them.
+
+What a key asks for is compared here with what that key has at this moment: another request may have paused,
+narrowed or revoked it since it was authenticated. It gives no more than it has, and what it gives of its own limit
+it has no longer, so that all the keys it makes, and those that they make, never spend more than it might have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
 
+from holdfast.actors.account.by_keys import NoteChange, calling_key
 from holdfast.actors.account.messages import (
     ChangeApiKey,
     CreateApiKey,
     CreateTask,
     RevokeApiKey,
+    RevokedKeys,
+    RevokeWithMade,
     SetCeiling,
     SetLimits,
 )
@@ -25,7 +32,7 @@ from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.journaled import Commit, Turn
 from holdfast.ledger.alerts.account_events import LimitReached
 from holdfast.ledger.alerts.alerts import limit_subject
-from holdfast.ledger.api_keys import KeyTerms
+from holdfast.ledger.api_keys import MAKERS_MAX, TASKS_WRITE, KeyTerms, exceeds_calling_key, has_scope
 from holdfast.ledger.clock import Now, time_or_none
 from holdfast.ledger.credit.limits import (
     BEGINNING,
@@ -34,6 +41,7 @@ from holdfast.ledger.credit.limits import (
     Limit,
     LimitedHold,
     Spending,
+    most_within,
     window_start,
 )
 from holdfast.ledger.money import format_amount
@@ -43,6 +51,7 @@ from holdfast.persistence.queries.spending import new_spending
 from holdfast.persistence.records.rows import (
     AccountLimitRow,
     ApiKeyLimitRow,
+    ApiKeyMakersRow,
     ApiKeyRecord,
     ApiKeyRevokedRow,
     ApiKeyRow,
@@ -51,9 +60,15 @@ from holdfast.persistence.records.rows import (
 )
 from holdfast.persistence.server.database import Database
 
-KeyCommand: TypeAlias = CreateApiKey | ChangeApiKey | RevokeApiKey | SetLimits | SetCeiling
+KeyCommand: TypeAlias = (
+    CreateApiKey | ChangeApiKey | RevokeApiKey | RevokeWithMade | NoteChange | SetLimits | SetCeiling
+)
 
 
+_NOT_MADE = Refusal(
+    code="not_made_by_key",
+    message="An API key changes and revokes only keys that it has made, and those that were made by these.",
+)
 _NO_LIVE_KEY = Refusal(code="api_key_not_found", message="This account has no such live API key.")
 _EXCEEDED = " exceeded"
 """The end of the marker of a limit's alert if a hold was refused before the set share was spent."""
@@ -62,15 +77,17 @@ _EXCEEDED = " exceeded"
 class AccountKeys:
     """The live keys of one account and what is spent of its limits, for one incarnation of its actor.
 
-    ``live`` has the terms of each key. ``spending`` is None without any limit.
+    ``live`` has the terms of each key, ``makers`` the keys that have made one, in their order, of each that was
+    made so. ``spending`` is None without any limit.
     """
 
-    __slots__ = ("_await_durable", "_database", "_live_max", "_now", "_units", "live", "spending")
+    __slots__ = ("_await_durable", "_database", "_live_max", "_now", "_units", "live", "makers", "spending")
 
     def __init__(
         self,
         units: AccountUnits,
         live: dict[str, KeyTerms],
+        makers: dict[str, tuple[str, ...]],
         spending: AccountSpending | None,
         *,
         database: Database,
@@ -80,6 +97,7 @@ class AccountKeys:
     ) -> None:
         self._units = units
         self.live = live
+        self.makers = makers
         self.spending = spending
         self._database = database
         self._now = now
@@ -95,6 +113,11 @@ class AccountKeys:
                 return self._change_api_key(command)
             case RevokeApiKey():
                 return self._revoke_api_key(command)
+            case RevokeWithMade():
+                return self._revoke_with_made(command)
+            case NoteChange():
+                noted = self._units.noted(command, command.what, command.subject)
+                return self._units.change(command, None, rows=noted)
             case SetLimits():
                 return self._set_limits(command)
             case SetCeiling():
@@ -123,49 +146,119 @@ class AccountKeys:
         return self._units.change(command, refusal, rows=rows)
 
     def _create_api_key(self, command: CreateApiKey) -> Turn[ApiKeyRecord]:
-        """Refuses: 1. too many live keys."""
+        """Refuses: 1. too many live keys, or too many that made one another; 2. more than the calling key has."""
+        by, key_id = calling_key(command), command.key_id
+        makers = () if by is None else (*self.makers.get(by, ()), by)
         if len(self.live) >= self._live_max:
-            refusal = Refusal(
-                code="api_key_limit_reached",
-                message=f"This account has {len(self.live)} live API keys, the most allowed.",
-                final=True,
-            )
-            return self._units.refuse(command, refusal)
+            return self._units.refuse(command, _limit_reached(f"This account has {len(self.live)} live API keys"))
+        if len(makers) > MAKERS_MAX:
+            return self._units.refuse(command, _limit_reached(f"{MAKERS_MAX} API keys have made one another"))
+        made: tuple[Row, ...] = ()
+        if by is not None:
+            excess = command.terms.refuse_excess(self.live[by])
+            taken = excess or self._take(by, command.terms, command.limit, None)
+            if isinstance(taken, Refusal):
+                return self._units.refuse(command, taken)
+            self.makers[key_id] = makers
+            made = (ApiKeyMakersRow(self._units.state.account_id, key_id, makers), *taken)
         at, limit = self._now(), command.limit
-        key = ApiKeyRecord(
-            self._units.state.account_id, command.key_id, command.prefix, command.terms, created_at=at
-        )
+        key = ApiKeyRecord(self._units.state.account_id, key_id, command.prefix, command.terms, created_at=at)
         if limit is not None:
             start = window_start(limit.window, at)
             key = key._replace(limit_micro=limit.credits_micro, limit_window=limit.window, window_start=start)
             self._limit(Spending(key.key_id, limit.window, limit.credits_micro, starts_at=start))
-        self.live[key.key_id] = command.terms
-        return self._units.change(command, key, rows=(ApiKeyRow(key, command.secret_sha256),))
+        self.live[key_id] = command.terms
+        noted = self._units.noted(command, "api_key_created", key_id)
+        return self._units.change(command, key, rows=(ApiKeyRow(key, command.secret_sha256), *made, *noted))
 
     async def _change_api_key(self, command: ChangeApiKey) -> Turn[None]:
-        """Refuses: 1. a key that is not live here."""
-        key_id = command.key_id
-        if key_id not in self.live:
-            return self._units.refuse(command, _NO_LIVE_KEY)
+        """Refuses: 1. a key that is not live here, or not the calling key's; 2. more than the calling key has."""
+        by, key_id, limit = calling_key(command), command.key_id, command.limit
+        refusal = self._refuse_managing(by, key_id)
+        if refusal is not None:
+            return self._units.refuse(command, refusal)
         rows: tuple[Row, ...] = ()
-        if command.limit is not msgspec.UNSET:
+        if limit is not msgspec.UNSET:
             await self._await_durable()
-            rows = await self._set_key_limit(key_id, command.limit)
-        terms = self.live[key_id] = self.live[key_id]._replace(**command.changes)
+        terms = self.live[key_id]._replace(**command.changes)
+        if by is not None and not _may_only_lessen(command):
+            before = None if self.spending is None else self.spending.of_key(key_id)
+            kept = None if before is None else Limit(before.most_micro, before.window)
+            wanted = kept if limit is msgspec.UNSET else limit
+            taken = terms.refuse_excess(self.live[by]) or self._take(by, terms, wanted, kept)
+            if isinstance(taken, Refusal):
+                return self._units.refuse(command, taken)
+            rows = taken
+        if limit is not msgspec.UNSET:
+            rows = (*rows, *await self._set_key_limit(key_id, limit))
+        self.live[key_id] = terms
         changed = ApiKeyTermsRow(self._units.state.account_id, key_id, terms)
-        return self._units.change(command, None, rows=(changed, *rows))
+        rows = (changed, *rows, *self._units.noted(command, "api_key_changed", key_id))
+        return self._units.change(command, None, rows=rows)
 
     def _revoke_api_key(self, command: RevokeApiKey) -> Turn[ApiKeyRevokedRow]:
-        """Refuses: 1. a key that is not live here."""
-        if self.live.pop(command.key_id, None) is None:
-            return self._units.refuse(command, _NO_LIVE_KEY)
-        row = ApiKeyRevokedRow(self._units.state.account_id, command.key_id, self._now())
-        spending = None if self.spending is None else self.spending.of_key(command.key_id)
+        """Refuses: 1. a key that is not live here, or not the calling key's."""
+        refusal = self._refuse_managing(calling_key(command), command.key_id)
+        if refusal is not None:
+            return self._units.refuse(command, refusal)
+        row, rows = self._revoke(command, command.key_id)
+        return self._units.change(command, row, rows=rows)
+
+    def _revoke_with_made(self, command: RevokeWithMade) -> Turn[RevokedKeys]:
+        """Refuses: 1. a key that is not live here, nor any that it has made; 2. one not the calling key's."""
+        by, key_id = calling_key(command), command.key_id
+        revoked = [each for each in self.live if each == key_id or key_id in self.makers.get(each, ())]
+        refusals = [self._refuse_managing(by, each) for each in revoked] or [_NO_LIVE_KEY]
+        refusal = next((each for each in refusals if each is not None), None)
+        if refusal is not None:
+            return self._units.refuse(command, refusal)
+        found = [self._revoke(command, each) for each in revoked]
+        reply = RevokedKeys(tuple(row for row, _ in found))
+        return self._units.change(command, reply, rows=tuple(each for _, rows in found for each in rows))
+
+    def _revoke(
+        self, command: RevokeApiKey | RevokeWithMade, key_id: str
+    ) -> tuple[ApiKeyRevokedRow, tuple[Row, ...]]:
+        """Revoke a live key; return the row of that, and all rows."""
+        del self.live[key_id]
+        row = ApiKeyRevokedRow(self._units.state.account_id, key_id, self._now())
+        spending = None if self.spending is None else self.spending.of_key(key_id)
         rows = () if spending is None else self._forget(spending)
-        return self._units.change(command, row, rows=(row, *rows))
+        return row, (row, *rows, *self._units.noted(command, "api_key_revoked", key_id))
+
+    def _refuse_managing(self, by: str | None, key_id: str) -> Refusal | None:
+        """Refuse a key that is not live here, or that a calling key has not made, itself or by others."""
+        if key_id not in self.live:
+            return _NO_LIVE_KEY
+        return None if by is None or by in self.makers.get(key_id, ()) else _NOT_MADE
+
+    def _take(
+        self, by: str, terms: KeyTerms, limit: Limit | None, before: Limit | None
+    ) -> tuple[Row, ...] | Refusal:
+        """Take what a key may spend more than ``before`` from the calling key's limit; return the rows of that.
+
+        It is not given back: the key may have spent it. Refuses with ``exceeds_calling_key``.
+        """
+        own = None if self.spending is None else self.spending.of_key(by)
+        if own is None or own.limit_micro is None or not has_scope(terms.scopes, TASKS_WRITE):
+            return ()
+        assert self.spending is not None
+        self.spending.advance(self._now())
+        if limit is None:
+            return exceeds_calling_key("limit", f"it has a limit of {format_amount(own.limit_micro)} itself")
+        is_raise = before is not None and before.window == limit.window
+        more_micro = limit.credits_micro - (before.credits_micro if before is not None and is_raise else 0)
+        if more_micro <= 0:
+            return ()
+        taken_micro = most_within(Limit(more_micro, limit.window), own.window)
+        left_micro = own.limit_micro - own.spent_micro
+        if taken_micro is None or taken_micro > left_micro:
+            left = f"{format_amount(max(left_micro, 0))} is left of its limit of {format_amount(own.limit_micro)}"
+            return exceeds_calling_key("limit", f"{left} ({own.window})")
+        return self._change_limit(own, limit_micro=own.limit_micro - taken_micro)
 
     async def _set_limits(self, command: SetLimits) -> Turn[None]:
-        """Refuses: 1. a limit above its window's ceiling."""
+        """Refuses: 1. a limit above its window's ceiling; 2. one that is raised above the calling key's own."""
         wanted = {each.window: each.credits_micro for each in command.limits}
         before = {} if self.spending is None else self.spending.of_account()
         for window, limit_micro in wanted.items():
@@ -173,12 +266,34 @@ class AccountKeys:
             ceiling_micro = None if spending is None else spending.ceiling_micro
             if ceiling_micro is not None and limit_micro > ceiling_micro:
                 return self._units.refuse(command, _above_ceiling(window, limit_micro, ceiling_micro))
+        excess = self._refuse_raise(calling_key(command), wanted, before)
+        if excess is not None:
+            return self._units.refuse(command, excess)
         await self._await_durable()
         rows: list[Row] = []
         for window in dict.fromkeys((*wanted, *before)):
             spending = before.get(window) or await self._begin_spending(WHOLE_ACCOUNT, window)
             rows += self._change_limit(spending, limit_micro=wanted.get(window))
+        rows += self._units.noted(command, "limits_set", self._units.state.account_id)
         return self._units.change(command, None, rows=tuple(rows)) if rows else self._units.confirm(None)
+
+    def _refuse_raise(
+        self, by: str | None, wanted: Mapping[LimitWindow, int], before: Mapping[LimitWindow, Spending]
+    ) -> Refusal | None:
+        """Refuse to raise or remove a limit of the account beyond the limit of the calling key, if it has one."""
+        own = None if by is None or self.spending is None else self.spending.of_key(by)
+        if own is None or own.limit_micro is None:
+            return None
+        for window, spending in before.items():
+            limit_micro = wanted.get(window)
+            if spending.limit_micro is None or (limit_micro is not None and limit_micro <= spending.limit_micro):
+                continue
+            most = None if limit_micro is None else most_within(Limit(limit_micro, window), own.window)
+            if most is None or most > own.limit_micro:
+                return exceeds_calling_key(
+                    "limits", f"its own limit is {format_amount(own.limit_micro)} ({own.window})"
+                )
+        return None
 
     async def _set_ceiling(self, command: SetCeiling) -> Turn[None]:
         before = {} if self.spending is None else self.spending.of_account()
@@ -281,10 +396,20 @@ def _subject_of(limit: Spending) -> str:
     return limit_subject(limit.key_id, limit.window)
 
 
+def _may_only_lessen(command: ChangeApiKey) -> bool:
+    """Whether a change lets a key do no more, whatever the key is."""
+    is_of_use = command.changes.get("is_paused") is False or command.changes.keys() - {"name", "is_paused"}
+    return command.limit is msgspec.UNSET and not is_of_use
+
+
 def model_not_allowed(model_id: str, models: Sequence[str]) -> Refusal:
     """Return the refusal of a task of a model that its key may not use."""
     message = f"This API key may not use the model '{model_id}', only {', '.join(models)}."
     return Refusal(code="model_not_allowed", message=message, param="model")
+
+
+def _limit_reached(what: str) -> Refusal:
+    return Refusal(code="api_key_limit_reached", message=f"{what}, the most allowed.", final=True)
 
 
 def _above_ceiling(window: LimitWindow, limit_micro: int, ceiling_micro: int) -> Refusal:

@@ -157,6 +157,22 @@ class RevokeApiKey(Command[ApiKeyRevokedRow], frozen=True):
     key_id: str
 
 
+class RevokedKeys(msgspec.Struct, frozen=True, tag="revoked_keys"):
+    """The keys that were revoked now."""
+
+    rows: tuple[ApiKeyRevokedRow, ...]
+
+
+class RevokeWithMade(Command[RevokedKeys], frozen=True):
+    """Revoke an API key, and every key that it has made, or that was made by one of those. Reply: these.
+
+    A key that is revoked already may be named for those that it has made. Refused without any live one with
+    ``api_key_not_found``.
+    """
+
+    key_id: str
+
+
 class RecordKeyUse(Command[None], frozen=True):
     """Record that an API key was used; sent at most once a minute for each key."""
 

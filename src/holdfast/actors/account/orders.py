@@ -138,7 +138,8 @@ class AccountOrders:
             return self._units.refuse(command, refusal)
         order = create_order(command.request)
         log_event = _log_event("order created", order, amount_micro=order.request.amount_micro)
-        return self._change(command, OrderResult(order, "applied"), rows=(order,), log_event=log_event)
+        rows = (order, *self._units.noted(command, "order_created", order.order_id))
+        return self._change(command, OrderResult(order, "applied"), rows=rows, log_event=log_event)
 
     async def _receive_event(self, command: ReceivePaymentEvent) -> Turn[OrderResult]:
         event, order_id, now = command.event, command.order_id, self._now()

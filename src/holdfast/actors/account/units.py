@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+from holdfast.actors.account.by_keys import calling_key
 from holdfast.actors.account.replies import STORED_REFUSALS, RecentReplies
 from holdfast.actors.account.top_ups import AccountTopUp
 from holdfast.actors.runtime.journaled import Commit, LogEvent, Tell
@@ -19,6 +20,8 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal.units import Fence, Unit, Unless
 from holdfast.persistence.records.event_rows import MAILTO, AlertsRow, WebhookRow, account_event_rows
 from holdfast.persistence.records.rows import (
+    AccountChange,
+    AccountChangeRow,
     AccountHead,
     IdempotencyProbe,
     Row,
@@ -101,6 +104,13 @@ class AccountUnits:
             tells,
             log_event,
         )
+
+    def noted(self, command: Command[Any], what: AccountChange, subject: str) -> tuple[Row, ...]:
+        """Return the row of what an API key does, for the account's history; none of what others do."""
+        by = calling_key(command)
+        if by is None:
+            return ()
+        return (AccountChangeRow(self.state.account_id, self._now(), what, api_key_id=by, subject=subject),)
 
     def event_rows(self, data: AccountEventData, at: datetime) -> tuple[Row, ...]:
         """Return the rows of an event of the account, to be written with the change that it is about.

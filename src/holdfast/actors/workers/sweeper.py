@@ -27,6 +27,8 @@ ROUNDS_MAX = 100
 """The maximum number of statements for one kind of row in one sweep."""
 SIGN_INS_RETENTION_S = 25 * 3600
 SESSIONS_RETENTION_S = 30 * 24 * 3600
+CHANGES_RETENTION_S = 400 * 24 * 3600
+"""How long the account's history has what its API keys did."""
 CHECKS_RETENTION_S = 24 * 3600
 EVENTS_RETENTION_S = 90 * 24 * 3600
 OUTBOX_RETENTION_S = 30 * 24 * 3600
@@ -56,6 +58,7 @@ class Sweeper:
             "api_keys": revoked_keys_retention_s,
             "sessions": SESSIONS_RETENTION_S,
             "operator_sessions": SESSIONS_RETENTION_S,
+            "account_changes": CHANGES_RETENTION_S,
             "coupon_tries": WRONG_CODES_S,
             "check_callbacks": CHECKS_RETENTION_S,
             "payment_events": EVENTS_RETENTION_S,

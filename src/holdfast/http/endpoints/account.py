@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from holdfast.actors.account.messages import CreditChanged, Recharge
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import ACCOUNT_READ
 from holdfast.http.kit.responses import IF_NONE_MATCH, NOT_MODIFIED, cacheable, reply_outcome
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.kit.values import read_amount
@@ -15,6 +14,7 @@ from holdfast.http.schemas.common import (
     account_body,
     render,
 )
+from holdfast.ledger.api_keys import ACCOUNT_READ
 from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.accounts import find_totals

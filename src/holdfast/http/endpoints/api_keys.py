@@ -10,16 +10,28 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.actors.account.messages import ChangeApiKey, CreateApiKey, RevokeApiKey, SetLimits
+from holdfast.actors.account.messages import ChangeApiKey, CreateApiKey, RevokeApiKey, RevokeWithMade, SetLimits
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import ACCOUNT_READ, ALL_SCOPES, SCOPES, mint_api_key
+from holdfast.http.kit.credentials import mint_api_key
 from holdfast.http.kit.listing import read_given_time
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.kit.values import invalid_parameter, read_amount, shown
 from holdfast.http.schemas.common import AmountGiven, render
-from holdfast.ledger.api_keys import OF_PROVIDER, KeyChanges, KeyTerms, matches
+from holdfast.ledger.api_keys import (
+    ACCOUNT_READ,
+    ALL_SCOPES,
+    KEYS_READ,
+    KEYS_WRITE,
+    LIMITS_WRITE,
+    OF_PROVIDER,
+    SCOPES,
+    KeyChanges,
+    KeyTerms,
+    matches,
+)
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.catalog.quotes import some_models
+from holdfast.ledger.clock import format_time
 from holdfast.ledger.credit.limits import WINDOWS, Limit, Spending
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import format_amount
@@ -102,6 +114,8 @@ class ApiKeyFacts(msgspec.Struct, frozen=True):
     """What the key may do."""
     created_at: Time
     """When the key was created."""
+    created_by: str | None
+    """The API key that has made it, `key_…`; null: the account's owner has."""
     expires_at: Time | None
     """From when on the key is refused; null: it does not expire."""
     paused: bool
@@ -148,6 +162,8 @@ class ApiKeyRevokedBody(msgspec.Struct, frozen=True):
     """The key's id, `key_…`."""
     revoked_at: Time
     """Since when the key is refused."""
+    made_keys: list[str]
+    """The keys that were revoked with it, which it has made or which were made by these."""
 
 
 class AccountLimit(msgspec.Struct, frozen=True):
@@ -172,17 +188,30 @@ class AccountLimitList(msgspec.Struct, frozen=True):
     """The limits, the shortest window first."""
 
 
+_MADE_KEYS: Final = Parameter(
+    "made_keys",
+    "query",
+    "Whether to revoke the keys that it has made, too, and those that were made by these.",
+    schema={"type": "boolean", "default": False},
+)
+
+
 @route(
     "POST",
     "/v2/control/api-keys",
     summary="Create an API key; only this response has its secret",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=KEYS_WRITE,
     body=ApiKeyRequest,
     reply=ApiKeySecret,
-    errors=("api_key_limit_reached", "model_not_found", "invalid_amount"),
+    errors=("api_key_limit_reached", "model_not_found", "invalid_amount", "exceeds_calling_key"),
 )
 async def create_api_key(call: Call) -> Outcome:
-    """Only a hash of the secret is stored, so it cannot be shown again."""
+    """Only a hash of the secret is stored, so it cannot be shown again.
+
+    An API key gives the new one no more than it has: no other scopes or models, no later end, and what it gives of
+    its own limit it has no longer.
+    """
     wanted = call.body(ApiKeyRequest)
     scopes = SCOPES if wanted.scopes is None else tuple(dict.fromkeys(wanted.scopes))
     unknown = [scope for scope in scopes if scope not in ALL_SCOPES]
@@ -190,7 +219,7 @@ async def create_api_key(call: Call) -> Outcome:
         found = f"The scope {shown(unknown[0])} does not exist" if unknown else "The list of scopes is empty"
         message = f"{found}; the scopes are {', '.join(ALL_SCOPES)}."
         return Refusal(code="invalid_parameter", message=message, param="scopes")
-    account_id = call.session.account_id
+    account_id = call.known_key.account_id
     stored = await call.read(lambda rows: len(api_keys_of_account(rows, account_id)))
     if stored >= STORED_KEYS_MAX:
         return Refusal(
@@ -205,10 +234,10 @@ async def create_api_key(call: Call) -> Outcome:
     terms = KeyTerms(NAMELESS, scopes)._replace(**changes)
     minted = mint_api_key(account_id, live=call.deps.settings.env == "production")
     command = CreateApiKey(new_id("key"), minted.sha256, minted.prefix, terms, limit or None)
-    created = await call.ask(call.deps.accounts.ref(account_id), command)
+    created = await call.act(command)
     if isinstance(created, Refusal):
         return created
-    facts = api_key_facts(created, spending_of_key(created))
+    facts = api_key_facts(created, call.known_key.key_id or None, spending_of_key(created))
     return render(ApiKeySecret, created, created.terms, api_key=minted.secret, **facts)
 
 
@@ -216,27 +245,37 @@ async def create_api_key(call: Call) -> Outcome:
     "GET",
     "/v2/control/api-keys",
     summary="List the account's API keys; newest first",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=KEYS_READ,
     reply=ApiKeyList,
 )
 async def list_api_keys(call: Call) -> Outcome:
     """Revoked keys are listed with the time of their revocation."""
-    account_id, now = call.session.account_id, call.deps.now()
-    return ApiKeyList(await call.read(partial(shown_api_keys, account_id=account_id, now=now)))
+    account_id = await call.verify_caller()
+    if isinstance(account_id, Refusal):
+        return account_id
+    return ApiKeyList(await call.read(partial(shown_api_keys, account_id=account_id, now=call.deps.now())))
 
 
 @route(
     "PATCH",
     "/v2/control/api-keys/{api_key_id}",
     summary="Change an API key; effective with the next request",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=KEYS_WRITE,
     body=ApiKeyChange,
     reply=ApiKeyBody,
-    errors=("api_key_not_found", "api_key_revoked", "model_not_found", "invalid_amount"),
-)
+    errors=(
+        "api_key_not_found", "api_key_revoked", "model_not_found", "invalid_amount", "not_made_by_key",
+        "exceeds_calling_key",
+    ),
+)  # fmt: skip
 async def change_api_key(call: Call) -> Outcome:
-    """What was held and captured for the key's tasks counts in a new limit too."""
-    wanted, account_id, key_id = call.body(ApiKeyChange), call.session.account_id, call.path["api_key_id"]
+    """What was held and captured for the key's tasks counts in a new limit too.
+
+    An API key changes only keys that it has made, and those that were made by these, to no more than it has.
+    """
+    wanted, account_id, key_id = call.body(ApiKeyChange), call.known_key.account_id, call.path["api_key_id"]
     given = _read_given(call, wanted)
     if isinstance(given, Refusal):
         return given
@@ -245,7 +284,7 @@ async def change_api_key(call: Call) -> Outcome:
         return _not_found(key_id)
     if key.revoked_at is not None:
         return Refusal(code="api_key_revoked", message=f"The API key {shown(key_id)} was revoked.")
-    changed = await call.ask(call.deps.accounts.ref(account_id), ChangeApiKey(key_id, *given))
+    changed = await call.act(ChangeApiKey(key_id, *given))
     if isinstance(changed, Refusal):
         return changed
     keys = await call.read(partial(shown_api_keys, account_id=account_id, now=call.deps.now()))
@@ -256,22 +295,39 @@ async def change_api_key(call: Call) -> Outcome:
     "DELETE",
     "/v2/control/api-keys/{api_key_id}",
     summary="Revoke an API key; effective with the next request",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=KEYS_WRITE,
     reply=ApiKeyRevokedBody,
-    errors=("api_key_not_found",),
+    parameters=(_MADE_KEYS,),
+    errors=("api_key_not_found", "not_made_by_key"),
 )
 async def revoke_api_key(call: Call) -> Outcome:
-    """A key that is revoked already is returned unchanged."""
-    key_id, account_id = call.path["api_key_id"], call.session.account_id
+    """A key that is revoked already is returned unchanged. The keys that it has made work on, unless `made_keys`.
+
+    An API key revokes only keys that it has made, and those that were made by these.
+    """
+    key_id, account_id = call.path["api_key_id"], call.known_key.account_id
+    with_made = _read_made_keys(call)
+    if isinstance(with_made, Refusal):
+        return with_made
     key = await call.read(partial(find_api_key, account_id=account_id, key_id=key_id))
     if key is None:
         return _not_found(key_id)
-    if key.revoked_at is not None:
-        return render(ApiKeyRevokedBody, key, api_key_id=key_id)
-    revoked = await call.ask(call.deps.accounts.ref(account_id), RevokeApiKey(key_id=key_id))
-    if isinstance(revoked, Refusal):
-        return revoked
-    return render(ApiKeyRevokedBody, revoked, api_key_id=key_id)
+    revoked_at, made = key.revoked_at, []
+    if with_made:
+        done = await call.act(RevokeWithMade(key_id))
+        if isinstance(done, Refusal) and not (revoked_at and done.code == "api_key_not_found"):
+            return done
+        rows = () if isinstance(done, Refusal) else done.rows
+        made = [row.key_id for row in rows if row.key_id != key_id]
+        revoked_at = next((row.revoked_at for row in rows if row.key_id == key_id), revoked_at)
+    elif revoked_at is None:
+        revoked = await call.act(RevokeApiKey(key_id=key_id))
+        if isinstance(revoked, Refusal):
+            return revoked
+        revoked_at = revoked.revoked_at
+    assert revoked_at is not None
+    return ApiKeyRevokedBody(api_key_id=key_id, revoked_at=format_time(revoked_at), made_keys=made)
 
 
 @route(
@@ -294,14 +350,18 @@ async def read_limits(call: Call) -> Outcome:
     "PUT",
     "/v2/control/limits",
     summary="Replace the limits of the whole account; effective with the next request",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=LIMITS_WRITE,
     body=LimitsRequest,
     reply=AccountLimitList,
-    errors=("invalid_amount", "limit_above_ceiling"),
+    errors=("invalid_amount", "limit_above_ceiling", "exceeds_calling_key"),
 )
 async def set_limits(call: Call) -> Outcome:
-    """What was held and captured in each window before counts too. An operator's ceiling stays."""
-    account_id, limits = call.session.account_id, []
+    """What was held and captured in each window before counts too. An operator's ceiling stays.
+
+    An API key that has a limit raises none above its own.
+    """
+    account_id, limits = call.known_key.account_id, []
     for index, wanted in enumerate(call.body(LimitsRequest).limits):
         limit = _read_limit(wanted, f"limits[{index}]")
         if isinstance(limit, Refusal):
@@ -311,7 +371,7 @@ async def set_limits(call: Call) -> Outcome:
     twice = next((each for each in windows if windows.count(each) > 1), None)
     if twice is not None:
         return invalid_parameter("limits", f"has the window {twice} more than once")
-    done = await call.ask(call.deps.accounts.ref(account_id), SetLimits(tuple(limits)))
+    done = await call.act(SetLimits(tuple(limits)))
     if isinstance(done, Refusal):
         return done
     return await call.read(partial(shown_limits, account_id=account_id, now=call.deps.now()))
@@ -321,7 +381,10 @@ def shown_api_keys(rows: Connection, account_id: str, *, now: datetime) -> list[
     """Return all keys of an account, with what is spent of their limits."""
     keys, spending = keys_with_spending(rows, account_id)
     spending.advance(now)
-    return [render(ApiKeyBody, key, key.terms, **api_key_facts(key, spending.of_key(key.key_id))) for key in keys]
+    return [
+        render(ApiKeyBody, key, key.terms, **api_key_facts(key, maker, spending.of_key(key.key_id)))
+        for key, maker in keys
+    ]
 
 
 def shown_limits(rows: Connection, account_id: str, *, now: datetime) -> AccountLimitList:
@@ -337,14 +400,15 @@ def shown_limits(rows: Connection, account_id: str, *, now: datetime) -> Account
     return AccountLimitList(limits)
 
 
-def api_key_facts(key: ApiKeyRecord, spending: Spending | None) -> dict[str, object]:
-    """Return the fields of an API key that are not those of its record, with what is spent of its limit."""
+def api_key_facts(key: ApiKeyRecord, maker: str | None, spending: Spending | None) -> dict[str, object]:
+    """Return the fields of an API key that are not those of its record: who made it, what is spent of its limit."""
     limit = None
     if key.limit_micro is not None and key.limit_window is not None:
         limit = SpendingLimit(format_amount(key.limit_micro), key.limit_window)
     return {
         "api_key_id": key.key_id,
         "api_key_prefix": key.prefix,
+        "created_by": maker,
         "paused": key.terms.is_paused,
         "models": list(key.terms.models) or None,
         "limit": limit,
@@ -394,6 +458,13 @@ def _read_given(
         return changes, wanted.limit
     limit = _read_limit(wanted.limit, "limit")
     return limit if isinstance(limit, Refusal) else (changes, limit)
+
+
+def _read_made_keys(call: Call) -> bool | Refusal:
+    sent = call.query().get("made_keys", ["false"])
+    if sent in (["true"], ["false"]):
+        return sent == ["true"]
+    return invalid_parameter("made_keys", "must be true or false, once")
 
 
 def _read_name(sent: str) -> str | Refusal:

@@ -9,10 +9,10 @@ import msgspec
 from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import ACCOUNT_READ
 from holdfast.http.kit.listing import PAGE, ListBody, Position, filter_by, list_of_account, number_of
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.common import render
+from holdfast.ledger.api_keys import ACCOUNT_READ
 from holdfast.ledger.credit.operations import LotKind, LotSource
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal

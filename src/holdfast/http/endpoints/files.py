@@ -8,7 +8,6 @@ from typing import Final
 import msgspec
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import PAGE, ListBody, Position, list_of_account
 from holdfast.http.kit.routes import Outcome, RouteTable
@@ -24,6 +23,7 @@ from holdfast.http.kit.stored_content import (
 from holdfast.http.kit.uploads import receive_file
 from holdfast.http.schemas.common import render
 from holdfast.http.services.files import DISPOSITION, delete_own_file, file_not_found, own_file
+from holdfast.ledger.api_keys import FILES_WRITE, TASKS_READ
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.files import file_by_id, files_of_account
@@ -83,7 +83,7 @@ _GONE: Final = Refusal(
     "/v2/files",
     summary="Upload a file: as the part `file` of a form, or as the whole body",
     auth=Auth.API_KEY,
-    scope=TASKS_WRITE,
+    scope=FILES_WRITE,
     files_max=1,
     form_files={"file": "The file."},
     reply=FileBody,
@@ -102,7 +102,8 @@ async def upload_file(call: Call) -> Outcome:
     "POST",
     "/v2/control/files",
     summary="Upload a file with a session: as the part `file` of a form, or as the whole body",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=FILES_WRITE,
     files_max=1,
     form_files={"file": "The file."},
     reply=FileBody,
@@ -178,7 +179,7 @@ async def fetch_file(call: Call) -> Outcome:
     "/v2/files/{file_id}",
     summary="Delete a file; providers of unfinished tasks that name it can fetch it until these end",
     auth=Auth.API_KEY,
-    scope=TASKS_WRITE,
+    scope=FILES_WRITE,
     reply=FileDeleted,
     errors=("file_not_found",),
 )

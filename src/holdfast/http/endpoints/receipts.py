@@ -8,7 +8,6 @@ from typing import Final
 from quart import Response
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import ACCOUNT_READ
 from holdfast.http.kit.listing import FORMAT, PAGE, CsvFile, csv_media, list_of_account
 from holdfast.http.kit.routes import Media, Outcome, RouteTable
 from holdfast.http.kit.values import shown
@@ -25,6 +24,7 @@ from holdfast.http.schemas.receipts import (
     totals_body,
 )
 from holdfast.http.services.receipt_pdf import ReceiptPages, can_render, render_pdf
+from holdfast.ledger.api_keys import ACCOUNT_READ
 from holdfast.ledger.receipts import Receipt
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.receipts import receipt_of_account, receipts_of_account, sum_receipts

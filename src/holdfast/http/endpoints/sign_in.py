@@ -8,7 +8,6 @@ from typing import Final
 from holdfast.actors.account.messages import SignOut
 from holdfast.actors.sign_in.messages import AdmitOrigin, CodeIssued, RequestCode, SignedIn, VerifyCode
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import TASKS_WRITE
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.values import invalid_parameter, shown
 from holdfast.http.schemas.common import (
@@ -25,6 +24,7 @@ from holdfast.http.schemas.common import (
     first_call,
     session_context,
 )
+from holdfast.ledger.api_keys import TASKS_WRITE
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import INVALID_OTP, is_otp_id_of

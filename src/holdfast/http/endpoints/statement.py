@@ -16,7 +16,6 @@ from quart import Response
 from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import ACCOUNT_READ
 from holdfast.http.kit.listing import (
     CSV_PAGE_ROWS,
     FORMAT,
@@ -35,6 +34,7 @@ from holdfast.http.kit.listing import (
 )
 from holdfast.http.kit.routes import Media, Outcome, RouteTable
 from holdfast.http.schemas.common import render
+from holdfast.ledger.api_keys import ACCOUNT_READ
 from holdfast.ledger.clock import format_time, time_or_none
 from holdfast.ledger.credit.operations import AVAILABLE, HELD, Operation, OperationKind
 from holdfast.ledger.credit.signed_statement import (

@@ -26,6 +26,7 @@ from holdfast.http.schemas.events import (
     webhook_event_body,
 )
 from holdfast.ledger.alerts.account_events import SUBSCRIPTIONS, unknown_subscriptions
+from holdfast.ledger.api_keys import WEBHOOKS_WRITE
 from holdfast.ledger.ids import is_id, new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.claims.outbox import end_events
@@ -46,19 +47,23 @@ route = RouteTable("Webhooks")
     "POST",
     "/v2/control/webhooks",
     summary="Create a webhook: an address that gets the account's and its tasks' events",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=WEBHOOKS_WRITE,
     body=WebhookRequest,
     reply=WebhookBody,
     errors=("webhook_limit_reached",),
 )
 async def create_webhook(call: Call) -> Outcome:
-    """It gets what happens from now on, also to tasks that run already. The account's webhook secret signs."""
+    """It gets what happens from now on, also to tasks that run already. The account's webhook secret signs.
+
+    An API key needs `tasks:read`, too, for events of tasks, and `account:read` for all others.
+    """
     wanted = call.body(WebhookRequest)
     refusal = _refuse(call.deps, wanted.url, wanted.events)
     if refusal is not None:
         return refusal
     command = PutWebhook(new_id("wh"), is_new=True, url=wanted.url, events=_each_once(wanted.events))
-    created = await call.ask(call.deps.accounts.ref(call.session.account_id), command)
+    created = await call.act(command)
     return created if isinstance(created, Refusal) else webhook_body(created)
 
 
@@ -66,12 +71,16 @@ async def create_webhook(call: Call) -> Outcome:
     "GET",
     "/v2/control/webhooks",
     summary="List the account's webhooks; newest first",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=WEBHOOKS_WRITE,
     reply=WebhookList,
 )
 async def list_webhooks(call: Call) -> Outcome:
     """Disabled ones are listed too."""
-    found = await call.read(partial(webhooks_of_account, account_id=call.session.account_id))
+    account_id = await call.verify_caller()
+    if isinstance(account_id, Refusal):
+        return account_id
+    found = await call.read(partial(webhooks_of_account, account_id=account_id))
     return WebhookList([webhook_body(each) for each in found])
 
 
@@ -79,7 +88,8 @@ async def list_webhooks(call: Call) -> Outcome:
     "GET",
     "/v2/control/webhooks/{webhook_id}",
     summary="Retrieve a webhook",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=WEBHOOKS_WRITE,
     reply=WebhookBody,
     errors=("webhook_not_found",),
 )
@@ -93,7 +103,8 @@ async def read_webhook(call: Call) -> Outcome:
     "POST",
     "/v2/control/webhooks/{webhook_id}/test",
     summary="Send a test event to a webhook now",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=WEBHOOKS_WRITE,
     reply=WebhookEventBody,
     errors=("webhook_not_found", "webhook_disabled", "rate_limit_exceeded"),
 )
@@ -108,6 +119,9 @@ async def test_webhook(call: Call) -> Outcome:
     refusal = call.deps.sending.test_rate.refuse(webhook.account_id)
     if refusal is not None:
         return refusal
+    refusal = await call.note("webhook_tested", webhook.webhook_id)
+    if refusal is not None:
+        return refusal
     sent = await call.deps.sending.events.send_test(webhook)
     return await _delivery(call, webhook, sent.event_id)
 
@@ -116,7 +130,8 @@ async def test_webhook(call: Call) -> Outcome:
     "GET",
     "/v2/control/webhooks/{webhook_id}/deliveries",
     summary="List the events for a webhook with their delivery attempts; newest first",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=WEBHOOKS_WRITE,
     reply=WebhookEventList,
     parameters=PAGE,
     errors=("webhook_not_found",),
@@ -142,7 +157,8 @@ async def list_deliveries(call: Call) -> Outcome:
     "POST",
     "/v2/control/webhooks/{webhook_id}/deliveries/{event_id}/resend",
     summary="Deliver an event to a webhook again, under the same id",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=WEBHOOKS_WRITE,
     reply=WebhookEventBody,
     errors=("webhook_not_found", "event_not_found", "rate_limit_exceeded"),
 )
@@ -158,6 +174,9 @@ async def resend_delivery(call: Call) -> Outcome:
     refusal = call.deps.sending.resend_rate.refuse(webhook.account_id)
     if refusal is not None:
         return refusal
+    refusal = await call.note("event_resent", event_id)
+    if refusal is not None:
+        return refusal
     await call.deps.sending.events.resend([EventAddress(webhook.account_id, event_id, webhook.webhook_id)])
     return await _delivery(call, webhook, event_id)
 
@@ -166,13 +185,14 @@ async def resend_delivery(call: Call) -> Outcome:
     "PATCH",
     "/v2/control/webhooks/{webhook_id}",
     summary="Change a webhook: its address or events; disable it, or enable it again",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=WEBHOOKS_WRITE,
     body=WebhookChange,
     reply=WebhookBody,
     errors=("webhook_not_found",),
 )
 async def change_webhook(call: Call) -> Outcome:
-    """What is null or omitted stays as it is."""
+    """What is null or omitted stays as it is. An API key needs the scopes of what an enabled one gets, too."""
     webhook_id, wanted = call.path["webhook_id"], call.body(WebhookChange)
     refusal = _refuse(call.deps, wanted.url, wanted.events)
     if refusal is not None:
@@ -186,7 +206,7 @@ async def change_webhook(call: Call) -> Outcome:
         events=None if wanted.events is None else _each_once(wanted.events),
         enabled=wanted.enabled,
     )
-    changed = await call.ask(call.deps.accounts.ref(call.session.account_id), command)
+    changed = await call.act(command)
     if isinstance(changed, Refusal):
         return changed
     if not changed.enabled:
@@ -198,7 +218,8 @@ async def change_webhook(call: Call) -> Outcome:
     "DELETE",
     "/v2/control/webhooks/{webhook_id}",
     summary="Delete a webhook; events that wait for it are given up",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=WEBHOOKS_WRITE,
     reply=WebhookDeleted,
     errors=("webhook_not_found",),
 )
@@ -207,7 +228,7 @@ async def delete_webhook(call: Call) -> Outcome:
     webhook_id = call.path["webhook_id"]
     if not is_id(webhook_id):
         return _not_found(webhook_id)
-    deleted = await call.ask(call.deps.accounts.ref(call.session.account_id), DeleteWebhook(webhook_id))
+    deleted = await call.act(DeleteWebhook(webhook_id))
     if isinstance(deleted, Refusal):
         return deleted
     await _end_events(call, webhook_id, "the webhook was deleted")
@@ -215,7 +236,9 @@ async def delete_webhook(call: Call) -> Outcome:
 
 
 async def _own_webhook(call: Call) -> WebhookRow | Refusal:
-    account_id, webhook_id = call.session.account_id, call.path["webhook_id"]
+    account_id, webhook_id = await call.verify_caller(), call.path["webhook_id"]
+    if isinstance(account_id, Refusal):
+        return account_id
     if not is_id(webhook_id):
         return _not_found(webhook_id)
     found = await call.read(lambda rows: webhook_of_account(rows, account_id, webhook_id))
@@ -234,7 +257,9 @@ async def _delivery(call: Call, webhook: WebhookRow, event_id: str) -> WebhookEv
 async def _end_events(call: Call, webhook_id: str, reason: str) -> None:
     """Give up the events that wait. If this is interrupted, the outbox does it when each is due."""
     now = call.deps.now()
-    while await call.write(call.session.account_id, lambda rows: end_events(rows, webhook_id, now, reason=reason)):
+    while await call.write(
+        call.known_key.account_id, lambda rows: end_events(rows, webhook_id, now, reason=reason)
+    ):
         pass
 
 

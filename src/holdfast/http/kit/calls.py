@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 from sqlalchemy import Connection
 
+from holdfast.actors.account.by_keys import NoteChange, by_key
 from holdfast.actors.account.messages import RecordKeyUse
 from holdfast.actors.account.replies import replay
 from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
@@ -33,27 +34,18 @@ from holdfast.http.kit.bodies import (
 )
 from holdfast.http.kit.body_memory import UNCOUNTED_BYTES_MAX, HeldBody
 from holdfast.http.kit.client_address import client_address, origin_of
-from holdfast.http.kit.credentials import (
-    SCOPES,
-    TASKS_READ,
-    Bearer,
-    CredentialKind,
-    KnownKey,
-    lacking_scope,
-    read_bearer,
-    valid_key,
-    valid_session,
-)
+from holdfast.http.kit.credentials import Bearer, CredentialKind, KnownKey, read_bearer, valid_key, valid_session
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.forms import Form, FormFile, is_form
 from holdfast.http.kit.operator_access import identify
 from holdfast.http.kit.operators import CSRF_HEADER, MAY_ONLY_READ, Operator, OperatorRole
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.kit.values import read_idempotency_key, read_prefer
+from holdfast.ledger.api_keys import SCOPES, TASKS_READ, lacking_scope
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.credentials import SessionRecord, find_api_keys, find_sessions
 from holdfast.persistence.queries.replies import find_reply
-from holdfast.persistence.records.rows import ApiKeyRecord, IdempotencyProbe
+from holdfast.persistence.records.rows import AccountChange, ApiKeyRecord, IdempotencyProbe
 from holdfast.persistence.server.connections import in_one_transaction
 from holdfast.persistence.server.lookups import Find, Lookup
 from holdfast.settings.settings import Settings
@@ -73,6 +65,7 @@ class Auth(Enum):
     NONE = "none"
     OPTIONAL = "optional"
     SESSION = "session"
+    """A session; no scope of an API key opens the route."""
     API_KEY = "api_key"
     SESSION_OR_KEY = "session_or_key"
     """A session, or an API key with the route's scope."""
@@ -140,6 +133,11 @@ class Needs:
         return f"{self.method} {self.path}"
 
     @property
+    def is_of_owner(self) -> bool:
+        """Whether the caller is authenticated first: it is the owner's session, or a key that changes something."""
+        return self.auth is Auth.SESSION or (self.auth is Auth.SESSION_OR_KEY and self.method != "GET")
+
+    @property
     def body_optional(self) -> bool:
         """Whether the body may be omitted. That of a PUT replaces what is stored, by defaults too."""
         return self.method == "POST" and self.body is not None and not bodies.required_names(self.body)
@@ -168,15 +166,15 @@ class Call:
     """One request, as its handler sees it.
 
     Before the handler runs, ``session`` is set for a route of sessions, ``known_key`` for one of keys with a body,
-    and for one of sessions, as a key without an id that may do everything with tasks,
-    ``operator`` for one of operators. ``json`` and ``body`` are the parsed body, ``files`` those of a form, ``raw``
-    its bytes, and ``body_bytes`` how many of it are in memory.
+    for one of sessions, as a key without an id that may do everything with tasks, and for one of both that changes
+    something, ``operator`` for one of operators. ``json`` and ``body`` are the parsed body, ``files`` those of a
+    form, ``raw`` its bytes, and ``body_bytes`` how many of it are in memory.
     ``ignored`` are the names in the body that mean nothing here.
     If the call ``is_replay``, its response says that it is that to an earlier request.
     """
 
     __slots__ = (
-        "_body", "_caller_id", "_fingerprint", "_held_body", "_is_heavy", "_session",
+        "_body", "_caller", "_caller_id", "_fingerprint", "_held_body", "_is_heavy",
         "bearer", "body_bytes", "deps", "files", "ignored", "is_replay", "json", "known_key", "operator", "path",
         "raw", "read_shares", "request", "route",
     )  # fmt: skip
@@ -198,7 +196,7 @@ class Call:
         self.is_replay = False
         self.ignored: list[str] = []
         self._body: msgspec.Struct | None = None
-        self._session: SessionRecord | None = None
+        self._caller: Caller | None = None
         self._fingerprint: bytes | None = None
         self._held_body: HeldBody | None = None
         self._is_heavy = False
@@ -225,7 +223,7 @@ class Call:
                 bytes_max = min(bytes_max, ANONYMOUS_BODY_BYTES_MAX)
                 if (length or 0) > bytes_max:
                     return _too_large(bytes_max, " without a valid credential")
-        if refusal is None and (self.route.body is not None or self.route.auth is Auth.SESSION):
+        if refusal is None and (self.route.body is not None or self.route.is_of_owner):
             refusal = await self._authenticate()
         if refusal is not None or self.route.method == "GET" or self._is_read_by_handler():
             return refusal
@@ -369,12 +367,14 @@ class Call:
         return self.request.headers.get(CSRF_HEADER)
 
     async def _authenticate(self) -> Refusal | None:
-        if self.route.auth is Auth.SESSION:
-            session = await self._verify()
-            if isinstance(session, Refusal):
-                return session
-            assert isinstance(session, SessionRecord)
-            self.take_session(session)
+        if self.route.is_of_owner:
+            caller = await self._verify()
+            if isinstance(caller, Refusal):
+                return caller
+            if isinstance(caller, SessionRecord):
+                self.take_session(caller)
+            else:
+                self._caller = caller
         elif self.route.auth is Auth.API_KEY:
             assert self.bearer is not None
             known = self.deps.access.key_cache.get(self.bearer.sha256)
@@ -392,7 +392,7 @@ class Call:
 
     def take_session(self, session: SessionRecord) -> None:
         """Set the session that the call is made with."""
-        self._session = session
+        self._caller = session
         self.known_key = KnownKey(session.account_id, "", frozenset(SCOPES))
 
     def _record_use(self, key: KnownKey) -> None:
@@ -405,8 +405,8 @@ class Call:
     @property
     def session(self) -> SessionRecord:
         """The session that a route of sessions is called with."""
-        assert self._session is not None
-        return self._session
+        assert isinstance(self._caller, SessionRecord)
+        return self._caller
 
     async def verify_key(self, *lookups: Lookup[Any, Any]) -> ApiKeyRecord | Refusal:
         """Authenticate the API key, check its scope, and run ``lookups`` with the lookup of its row.
@@ -423,8 +423,8 @@ class Call:
         return caller if isinstance(caller, Refusal) else caller.account_id
 
     async def _verify(self, *lookups: Lookup[Any, Any]) -> Caller | Refusal:
-        if self._session is not None and not lookups:
-            return self._session
+        if self._caller is not None and not lookups:
+            return self._caller
         assert self.bearer is not None
         lookup = Lookup(_FIND[self.bearer.kind], self.bearer.sha256)
         await self._look_up(lookup, *lookups)
@@ -517,6 +517,25 @@ class Call:
             return await ref.ask(command, deadline_s=deadline_s)
         deadline_s, while_down = read_prefer(prefer, deadline_s)
         return await ref.ask(command, deadline_s=deadline_s, while_down=while_down)
+
+    async def act(self, command: Command[T]) -> T | Refusal:
+        """Ask the caller's account, in the name of the API key if the caller is one. Raises as :meth:`ask` does."""
+        known = self.known_key
+        if known.key_id:
+            assert self.route.scope is not None, "no scope, no key"
+            command = by_key(command, known.key_id, self.route.scope)
+        return await self.ask(self.deps.accounts.ref(known.account_id), command)
+
+    async def note(self, what: AccountChange, subject: str) -> Refusal | None:
+        """Note in the account's history what its API key is about to do, unless the caller is the owner's session.
+
+        For what is not done by the account. Refuses a key that cannot do it any more. Raises as :meth:`ask` does.
+        """
+        if not self.known_key.key_id:
+            return None
+        assert self.route.scope is not None, "no scope, no key"
+        noted = NoteChange(what, subject, by=self.known_key.key_id, scope=self.route.scope)
+        return await self.ask(self.deps.accounts.ref(self.known_key.account_id), noted)
 
     # --------------------------------------------------------------------------------------- idempotency
 

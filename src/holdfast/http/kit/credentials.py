@@ -22,20 +22,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
+from holdfast.ledger.api_keys import has_scope, lacking_scope
 from holdfast.ledger.ids import PLACE_DIGITS, place_digits, place_of
 from holdfast.ledger.refusals import ACCOUNT_CLOSING, ACCOUNT_DISABLED, Refusal
 from holdfast.persistence.queries.credentials import FoundKey, SessionRecord
 from holdfast.persistence.records.rows import ApiKeyRecord
 
 CredentialKind = Literal["session", "api_key"]
-
-TASKS_READ: Final = "tasks:read"
-TASKS_WRITE: Final = "tasks:write"
-SCOPES: Final = (TASKS_READ, TASKS_WRITE)
-"""What an API key may do if its creator names no scopes."""
-ACCOUNT_READ: Final = "account:read"
-USAGE_READ: Final = "usage:read"
-ALL_SCOPES: Final = (*SCOPES, ACCOUNT_READ, USAGE_READ)
 
 KEY_PREFIX_CHARS: Final = 12
 API_KEY_START: Final = "hk_"
@@ -140,16 +133,13 @@ MISSING_CREDENTIALS: Final = Refusal(
 NOT_ONE_BEARER: Final = Refusal(
     code="invalid_credentials", message="The Authorization header must be sent once, as Bearer <token>."
 )
-NEEDS_SESSION: Final = Refusal(code="wrong_credential_type", message="This endpoint requires a session token.")
+NEEDS_SESSION: Final = Refusal(
+    code="wrong_credential_type", message="This endpoint requires a session token; no scope of an API key opens it."
+)
 NEEDS_API_KEY: Final = Refusal(code="wrong_credential_type", message="This endpoint requires an API key.")
 INVALID_SESSION: Final = Refusal(code="invalid_session", message="The session does not exist or has ended.")
 SESSION_EXPIRED: Final = Refusal(code="session_expired", message="The session has expired; sign in again.")
 INVALID_API_KEY: Final = Refusal(code="invalid_api_key", message="The API key does not exist or was revoked.")
-
-
-def lacking_scope(scope: str) -> Refusal:
-    """Return the refusal of a live key without a scope."""
-    return Refusal(code="insufficient_scope", message=f"The API key does not have the scope {scope}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +242,6 @@ def valid_key(found: FoundKey | None, scope: str | None, now: datetime) -> ApiKe
     unusable = key.terms.refuse_use(now)
     if unusable is not None:
         return unusable
-    if scope is not None and scope not in key.terms.scopes:
+    if scope is not None and not has_scope(key.terms.scopes, scope):
         return lacking_scope(scope)
     return key

@@ -87,6 +87,8 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
         challenge=True,
     ),
     "insufficient_scope": ErrorRow(403, PERMISSION, "the key does not have the required scope"),
+    "exceeds_calling_key": ErrorRow(403, PERMISSION, "an API key was to give another more than it has itself"),
+    "not_made_by_key": ErrorRow(403, PERMISSION, "an API key was to change or revoke a key that it has not made"),
     "insufficient_role": ErrorRow(403, PERMISSION, "the account is no operator's, or the operator may only read"),
     "cross_origin_request": ErrorRow(403, PERMISSION, "a page of another origin made an operator's request"),
     "invalid_csrf_token": ErrorRow(

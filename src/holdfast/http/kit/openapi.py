@@ -24,6 +24,7 @@ from holdfast.http.kit.operators import CSRF_HEADER
 from holdfast.http.kit.reference import CUSTOMERS, Reference
 from holdfast.http.kit.routes import EVENT_STREAM, Media, Parameter, Route
 from holdfast.ledger.alerts.account_events import PAYLOADS, AnyEventKind
+from holdfast.ledger.api_keys import INCLUDED, TASKS_READ
 from holdfast.ledger.tasks.events import EVENT_KINDS
 from holdfast.ledger.tasks.public import TaskEvent
 
@@ -328,7 +329,7 @@ def _operation(
     operation: JsonSchema = {
         "operationId": route.handler.__name__,
         "summary": title,
-        "description": "\n\n".join((*opening, _markdown(route.handler.__doc__ or ""))),
+        "description": "\n\n".join((*opening, _markdown(route.handler.__doc__ or ""), *_who_may(route))),
         "tags": [route.tag],
         "security": _SECURITY[route.auth],
         "parameters": [_parameter(each) for each in (*_path_parameters(route.path), *route.parameters)],
@@ -349,6 +350,20 @@ def _operation(
         if route.form is None:
             bodies["content"]["application/octet-stream"] = {"schema": _FILE}
     return operation
+
+
+def _who_may(route: Route) -> list[str]:
+    """Say which API keys may call a route, if not every one."""
+    if route.auth is Auth.SESSION:
+        return ["Only for sessions: no scope of an API key opens it."]
+    if route.scope is None:
+        return []
+    needed = [route.scope, *([TASKS_READ] if route.returns_results and route.scope != TASKS_READ else [])]
+    if len(needed) == 1:
+        included = INCLUDED.get(route.scope)
+        also = "" if included is None else f", which `{included}` includes"
+        return [f"An API key needs the scope `{route.scope}`{also}."]
+    return [f"An API key needs the scopes {' and '.join(f'`{each}`' for each in needed)}."]
 
 
 def _encoding(form: JsonSchema) -> JsonSchema:

@@ -65,10 +65,11 @@ CUSTOMERS: Final = Reference(
             "A one-time code that is sent by e-mail is exchanged for a session token, `hst_…`, which is valid for "
             "24 hours. It manages the account; tasks are created with an API key."
         ),
-        "Account": "The e-mail address that signs in, and the end of the account.",
+        "Account": "The e-mail address that signs in, the account's history, and its end.",
         "API keys": (
-            "A key, `hk_…`, creates and reads tasks. It may be bound to models, have an end and a limit of what "
-            "it spends; the whole account may have limits, too."
+            "A key, `hk_…`, creates and reads tasks, and does what else its scopes say: each operation names the "
+            "one that it needs. It may be bound to models, have an end and a limit of what it spends; the whole "
+            "account may have limits, too. A key that makes keys gives none more than it has."
         ),
         "Credit": (
             "The account's totals, and every operation that changed them. What is `held` belongs to unfinished "

@@ -21,11 +21,12 @@ from holdfast.actors.account.replies import STORED_REFUSALS
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.actors.task.messages import CancelTask, DeleteResults
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.credentials import TASKS_WRITE, KnownKey
+from holdfast.http.kit.credentials import KnownKey
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.values import invalid_parameter, read_amount, shown
 from holdfast.http.schemas.common import credit_path
 from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBounds
+from holdfast.ledger.api_keys import TASKS_WRITE
 from holdfast.ledger.catalog.pricing import PricedInput
 from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.catalog.seals import SealedQuote, quote_matches, unseal_quote

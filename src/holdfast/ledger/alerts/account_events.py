@@ -11,6 +11,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import msgspec
 
+from holdfast.ledger.api_keys import ACCOUNT_READ, TASKS_READ
 from holdfast.ledger.public_types import AccountId, Amount, OrderId, Time
 from holdfast.ledger.tasks.events import EVENT_KINDS
 from holdfast.ledger.tasks.task import EventKind
@@ -187,6 +188,13 @@ def unknown_subscriptions(wanted: Sequence[str]) -> list[str]:
 def subscriptions_to(kind: AnyEventKind) -> tuple[str, ...]:
     """Return the subscriptions of which a webhook needs one to receive events of this kind."""
     return (kind, ALL_OF_TASKS, ALL) if kind.startswith("task.") else (kind, ALL)
+
+
+def scopes_to_read(subscription: str) -> tuple[str, ...]:
+    """Return the scopes that an API key needs to read what is sent by a subscription."""
+    if subscription == ALL:
+        return (TASKS_READ, ACCOUNT_READ)
+    return (TASKS_READ,) if subscription.startswith("task.") else (ACCOUNT_READ,)
 
 
 def receives(events: Collection[str], kind: AnyEventKind) -> bool:

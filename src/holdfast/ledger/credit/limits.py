@@ -11,7 +11,7 @@ Windows are computed from the time, in UTC; nothing has to be reset.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple, assert_never, get_args
@@ -35,6 +35,24 @@ class Limit(msgspec.Struct, frozen=True):
 
     credits_micro: int
     window: LimitWindow
+
+
+_OVERLAPPED: Final[Mapping[LimitWindow, Mapping[LimitWindow, int]]] = {
+    "day": {"day": 1, "week": 7, "month": 31},
+    "week": {"day": 1, "week": 1, "month": 6},
+    "month": {"day": 1, "week": 2, "month": 1},
+    "total": {"day": 1, "week": 1, "month": 1, "total": 1},
+}
+"""In how many windows of a kind one of another kind lies at most, in part or whole."""
+
+
+def most_within(limit: Limit, window: LimitWindow) -> int | None:
+    """Return the most that may be spent of a limit within one window of another kind; None: it has no end.
+
+    A month has days of up to six weeks, and a week those of two months.
+    """
+    count = _OVERLAPPED[limit.window].get(window)
+    return None if count is None else limit.credits_micro * count
 
 
 def window_start(window: LimitWindow, at: datetime) -> datetime:

@@ -61,6 +61,8 @@ _DELETES: dict[str, TextClause] = {
         )
     ),
     "coupon_tries": text(_delete("coupon_tries", f"since {_BEFORE}", lock="for update skip locked")),
+    # What happened to the account as a whole stays.
+    "account_changes": text(_delete("account_changes", f"api_key_id is not null and at {_BEFORE}")),
     "check_callbacks": text(_delete("check_callbacks", f"at {_BEFORE}")),
     "poison_messages": text(_delete("poison_messages", f"last_at {_BEFORE}")),
     "reports": text(_delete("reports", f"at {_BEFORE}")),

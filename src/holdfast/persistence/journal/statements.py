@@ -393,6 +393,7 @@ STATEMENTS: tuple[RowStatement, ...] = (
     RowStatement(tables.assets, rows.AssetsExpiryRow).update(["account_id", "request_id"]),
     RowStatement(tables.assets, rows.AssetsDeletedRow).delete(),
     RowStatement(tables.api_keys, rows.ApiKeyRow).insert(),
+    RowStatement(tables.api_keys, rows.ApiKeyMakersRow).update(),
     RowStatement(tables.api_keys, rows.ApiKeyTermsRow).update(),
     RowStatement(tables.api_keys, rows.ApiKeyLimitRow).update(),
     RowStatement(tables.api_keys, rows.ApiKeyRevokedRow).update(),

@@ -124,7 +124,7 @@ def account_of_email(rows: Connection, email: str) -> str | None:
 
 def first_call_facts(rows: Connection, account_id: str, *, writing_scope: str, now: datetime) -> FirstCallFacts:
     """Return the account's totals, how many keys it can use, and how many of them have ``writing_scope``."""
-    usable = [key.terms for key in live_api_keys(rows, account_id) if key.terms.refuse_use(now) is None]
+    usable = [key.terms for key in live_api_keys(rows, account_id).keys if key.terms.refuse_use(now) is None]
     writable = sum(writing_scope in terms.scopes for terms in usable)
     return FirstCallFacts(find_totals(rows, [account_id])[account_id], len(usable), writable)
 

@@ -42,7 +42,9 @@ KEYS_OF_ACCOUNT = _KEY.where(api_keys.c.account_id == bindparam("account_id")).o
     api_keys.c.created_at.desc(), api_keys.c.key_id.desc()
 )
 """The keys of the account in the parameter ``account_id``, newest first, for :func:`api_key_of`."""
-_LIVE = _KEY.where(api_keys.c.account_id == bindparam("account_id"), api_keys.c.revoked_at.is_(None))
+_LIVE = _KEY.add_columns(api_keys.c.makers).where(
+    api_keys.c.account_id == bindparam("account_id"), api_keys.c.revoked_at.is_(None)
+)
 _OF_ITS_ACCOUNT = ("email", "role", "disabled_at", "closes_at")
 _BY_TOKEN = RepeatedQuery(
     select(
@@ -84,9 +86,22 @@ def api_keys_of_account(rows: Connection, account_id: str) -> list[ApiKeyRecord]
     return [api_key_of(row) for row in rows.execute(KEYS_OF_ACCOUNT, {"account_id": account_id})]
 
 
-def live_api_keys(rows: Connection, account_id: str) -> list[ApiKeyRecord]:
-    """Return the account's keys that are not revoked; they may have expired, or be paused."""
-    return [api_key_of(row) for row in rows.execute(_LIVE, {"account_id": account_id})]
+class LiveApiKeys(NamedTuple):
+    """An account's keys that are not revoked; they may have expired, or be paused.
+
+    ``makers`` has the keys that have made one, one after the other, of each that was made so.
+    """
+
+    keys: list[ApiKeyRecord]
+    makers: dict[str, tuple[str, ...]]
+
+
+def live_api_keys(rows: Connection, account_id: str) -> LiveApiKeys:
+    """Return the account's live keys."""
+    found = [(api_key_of(key), makers) for *key, makers in rows.execute(_LIVE, {"account_id": account_id})]
+    return LiveApiKeys(
+        [key for key, _ in found], {key.key_id: tuple(makers) for key, makers in found if makers is not None}
+    )
 
 
 def api_key_of(row: Iterable[Any]) -> ApiKeyRecord:

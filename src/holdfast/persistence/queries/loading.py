@@ -30,12 +30,14 @@ from holdfast.persistence.records.unreadable import UnreadableRow, read_row
 class LoadedAccount(NamedTuple):
     """An account's credit, the terms of its live API keys by their ids, and since when it is disabled or closed.
 
+    ``makers`` has the keys that have made one, in their order, of each live one that a key has made.
     ``spending`` is None if neither the account nor one of these keys has a limit. ``webhooks`` are by their ids.
     ``top_up`` is None if the account has never saved a card or set one.
     """
 
     state: AccountState
     live_keys: dict[str, KeyTerms]
+    makers: dict[str, tuple[str, ...]]
     disabled_at: datetime | None
     spending: AccountSpending | None
     webhooks: dict[str, WebhookRow]
@@ -125,7 +127,7 @@ def load_account(connection: Connection, account_id: str) -> LoadedAccount:
     head = connection.execute(_CREDIT, {"account_id": account_id}).one_or_none()
     if head is None:
         raise RowMissing(f"account {account_id}")
-    keys = live_api_keys(connection, account_id)
+    keys, makers = live_api_keys(connection, account_id)
     webhooks = webhooks_of_account(connection, account_id) if head.has_webhooks else []
     open_lots = read_row(_LOTS.decode, head.open_lots or "[]", "credit_lots", account_id, columns=_LOT_COLUMNS)
     amounts = read_lot_amounts(account_id, [LotPart(lot[0], lot[4]) for lot in open_lots], head)
@@ -151,6 +153,7 @@ def load_account(connection: Connection, account_id: str) -> LoadedAccount:
     return LoadedAccount(
         state,
         {key.key_id: key.terms for key in keys},
+        makers,
         head.disabled_at,
         spending if any(spending) else None,
         {each.webhook_id: each for each in webhooks},

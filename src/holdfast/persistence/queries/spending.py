@@ -20,7 +20,7 @@ from holdfast.ledger.public_types import LimitWindow
 from holdfast.ledger.tasks.usage_totals import SPANS_S
 from holdfast.persistence.queries.credentials import KEYS_OF_ACCOUNT, api_key_of
 from holdfast.persistence.records.rows import AccountLimitRow, ApiKeyRecord
-from holdfast.persistence.records.tables import account_limits, usage_entries, usage_totals
+from holdfast.persistence.records.tables import account_limits, api_keys, usage_entries, usage_totals
 from holdfast.persistence.records.unreadable import read_row
 
 _COLUMNS = AccountLimitRow.__struct_fields__[1:]
@@ -50,7 +50,7 @@ _HAS_LIMITS = text(
 )
 # Read with the keys or limits themselves, so that no hold is missed that ends between two statements.
 _HOLDS = case((_HAS_LIMITS, _OPEN_HOLDS.scalar_subquery())).label("open_holds")
-_KEYS_AND_HOLDS = KEYS_OF_ACCOUNT.add_columns(_HOLDS)
+_KEYS_AND_HOLDS = KEYS_OF_ACCOUNT.add_columns(api_keys.c.makers, _HOLDS)
 _LIMITS_AND_HOLDS = select(LIMITS_OF_ACCOUNT, _HOLDS)
 
 
@@ -62,11 +62,14 @@ def limits_of(account_id: str, found: str | None) -> list[AccountLimitRow]:
     return [AccountLimitRow(account_id, *each) for each in limits]
 
 
-def keys_with_spending(rows: Connection, account_id: str) -> tuple[list[ApiKeyRecord], AccountSpending]:
-    """Return the account's keys, newest first, and what is spent of their limits at the same moment."""
+def keys_with_spending(
+    rows: Connection, account_id: str
+) -> tuple[list[tuple[ApiKeyRecord, str | None]], AccountSpending]:
+    """Return the account's keys, newest first, each with the key that has made it, and what is spent of limits."""
     found = rows.execute(_KEYS_AND_HOLDS, {"account_id": account_id}).all()
-    keys = [api_key_of(key) for *key, _ in found]
-    return keys, AccountSpending(_spendings(keys, ()), _read_holds(found[0].open_holds if found else None))
+    made = [(api_key_of(key), makers[-1] if makers else None) for *key, makers, _ in found]
+    keys = [key for key, _ in made]
+    return made, AccountSpending(_spendings(keys, ()), _read_holds(found[0].open_holds if found else None))
 
 
 def spending_of_account(rows: Connection, account_id: str) -> AccountSpending:

@@ -75,7 +75,8 @@ _OF_ACCOUNT: Final = (
     f"name as text, {_NO_AMOUNTS} from api_keys",
     "select revoked_at as at, key_id || '-revoked' as id, 'api_key' as source, 'revoked' as what, "
     f"key_id as subject, name as text, {_NO_AMOUNTS} from api_keys where revoked_at is not null and",
-    "select at, change_id as id, 'account' as source, what, account_id as subject, null as text, "
+    "select at, change_id as id, 'account' as source, what, coalesce(subject, account_id) as subject, "
+    "'by the API key ' || api_key_id as text, "
     f"{_NO_AMOUNTS} from account_changes",
     _ACTION,
     _REPORT,

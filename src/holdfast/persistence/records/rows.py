@@ -102,17 +102,24 @@ class AccountErasedRow(JournaledRow, frozen=True):
 
 
 AccountChange: TypeAlias = Literal[
-    "email_changed", "closing", "kept", "closed", "erased", "archive_requested", "archive_made"
-]
+    "email_changed", "closing", "kept", "closed", "erased", "archive_requested", "archive_made", "api_key_created",
+    "api_key_changed", "api_key_revoked", "limits_set", "webhook_created", "webhook_changed", "webhook_deleted",
+    "webhook_tested", "event_resent", "webhook_secret_rotated", "order_created",
+]  # fmt: skip
 
 
 class AccountChangeRow(JournaledRow, frozen=True):
-    """What happened to an account as a whole. It names no one, and stays."""
+    """What happened to an account as a whole, or what an API key did with it. It names no one.
+
+    ``api_key_id`` is the key that did it, ``subject`` the id of what it did it with.
+    """
 
     account_id: str
     at: datetime
     what: AccountChange
     change_id: str = msgspec.field(default_factory=partial(new_id, "chg"))
+    api_key_id: str | None = None
+    subject: str | None = None
 
 
 class ApiKeyRecord(NamedTuple):
@@ -139,6 +146,14 @@ class ApiKeyRow(JournaledRow, frozen=True):
 
     key: ApiKeyRecord
     secret_sha256: bytes
+
+
+class ApiKeyMakersRow(JournaledRow, frozen=True):
+    """The keys that have made a new one, one after the other: the last is the one that has made it itself."""
+
+    account_id: str
+    key_id: str
+    makers: tuple[str, ...]
 
 
 class ApiKeyTermsRow(JournaledRow, frozen=True):

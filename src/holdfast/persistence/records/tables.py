@@ -86,6 +86,8 @@ account_changes = table(
     "account_changes",
     ["account_id", "at", "change_id"],
     *columns_of(AccountChangeRow),
+    # For the deletion of what keys did long ago.
+    index("ix_account_changes_of_keys", "at", where="api_key_id is not null"),
 )
 
 operations = table(
@@ -236,6 +238,8 @@ api_keys = table(
     *columns_of(ApiKeyRecord, without=["terms"]),
     *columns_of(KeyTerms),
     *columns(secret_sha256=bytes),
+    # The keys that have made it, one after the other; null: the owner has.
+    *columns(makers=tuple[str, ...] | None),
     index("uq_api_keys_secret_sha256", "secret_sha256", unique=True),
     index("ix_api_keys_prefix", "prefix"),
     index("ix_api_keys_revoked_at", "revoked_at", where="revoked_at is not null"),

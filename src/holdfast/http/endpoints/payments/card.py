@@ -34,12 +34,13 @@ from holdfast.http.schemas.payments import (
     payment_order_body,
     render_order,
 )
+from holdfast.ledger.api_keys import ORDERS_WRITE
 from holdfast.ledger.ids import is_id
 from holdfast.ledger.money import MICRO, format_amount
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.top_ups import AutoTopUp, SavedCard
 from holdfast.ledger.orders.transitions import can_expire
-from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
 from holdfast.persistence.queries.orders import order_of_account, order_of_event, top_up_of_account
 from holdfast.providers.card.base import (
     CardFault,
@@ -88,21 +89,26 @@ log = structlog.get_logger("holdfast.http")
     "POST",
     "/v2/control/payments/cardprovider",
     summary="Create a card payment order; the response has what the customer's browser needs to pay",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=ORDERS_WRITE,
     body=CardOrderRequest,
     reply=CardOrderCreated,
     parameters=(IDEMPOTENCY_KEY,),
     errors=(*CREATE_ERRORS, "amount_too_small", *CARD_ERRORS),
 )
 async def create_card_order(call: Call) -> Outcome:
-    """A failure at the provider leaves the order pending; a retry with the same Idempotency-Key resumes it."""
+    """A failure at the provider leaves the order pending; a retry with the same Idempotency-Key resumes it.
+
+    An order that an API key creates cannot be paid by a saved card.
+    """
     settings, card = call.deps.settings, call.deps.payments.card
     amount_micro = read_card_amount(call.body(CardOrderRequest).amount, settings.order_max_micro)
     if card is None:
         if isinstance(amount_micro, Refusal):
             return amount_micro
         return NOT_CONFIGURED
-    saved = await call.read(partial(top_up_of_account, account_id=call.session.account_id))
+    is_by_key = bool(call.known_key.key_id)
+    saved = await call.read(partial(top_up_of_account, account_id=call.known_key.account_id))
     has_cards = saved is not None and bool(saved.cards) and saved.livemode == card.livemode
     written = await write_order(
         call,
@@ -110,11 +116,15 @@ async def create_card_order(call: Call) -> Outcome:
         amount_micro,
         ttl_s=settings.card_order_ttl_s,
         livemode=card.livemode,
-        customer_id=saved.customer_id if saved is not None and has_cards else None,
+        customer_id=saved.customer_id if saved is not None and has_cards and not is_by_key else None,
     )
     result = call.take_reply(written)
     if isinstance(result, Refusal):
         return result
+    if is_by_key and result.order.request.customer_id is not None:
+        # The owner's session made it: its secret and a saved card's id are all that it takes to charge that card.
+        call.is_replay = False
+        return IDEMPOTENCY_KEY_REUSED
     return await _with_intent(call, card, result.order)
 
 

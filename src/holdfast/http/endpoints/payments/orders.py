@@ -14,11 +14,11 @@ import msgspec
 from holdfast.actors.account.messages import CreateOrder
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import ACCOUNT_READ
 from holdfast.http.kit.listing import PAGE, Position, filter_by, list_of_account
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.values import shown
 from holdfast.http.schemas.payments import PaymentOrderBody, PaymentOrderList, payment_order_body
+from holdfast.ledger.api_keys import ORDERS_READ
 from holdfast.ledger.ids import is_id, new_id
 from holdfast.ledger.orders.order import Order, OrderResult, OrderStatus, Provider, Seller, order_request
 from holdfast.ledger.refusals import Refusal
@@ -38,7 +38,7 @@ _PROVIDER: Final = filter_by("provider", "Only orders of this payment provider."
     "/v2/control/payments",
     summary="List the account's payment orders; newest first",
     auth=Auth.SESSION_OR_KEY,
-    scope=ACCOUNT_READ,
+    scope=ORDERS_READ,
     reply=PaymentOrderList,
     parameters=(_STATUS, _PROVIDER, *PAGE),
 )
@@ -57,7 +57,7 @@ def position_of(order: Order) -> Position:
     "/v2/control/payments/{order_id}",
     summary="Retrieve a payment order",
     auth=Auth.SESSION_OR_KEY,
-    scope=ACCOUNT_READ,
+    scope=ORDERS_READ,
     reply=PaymentOrderBody,
     errors=("payment_order_not_found",),
 )
@@ -104,7 +104,7 @@ async def write_order(
     is_sandbox = provider == "sandbox"
     request = order_request(
         msgspec.convert(call.deps.settings, Seller, from_attributes=True),
-        call.session.account_id,
+        call.known_key.account_id,
         provider,
         amount_micro,
         now,
@@ -117,4 +117,4 @@ async def write_order(
         http_request_id=other_request_id(),
     )
     command = CreateOrder(request=request, idempotency=idempotency)
-    return await call.ask(call.deps.accounts.ref(request.account_id), command)
+    return await call.act(command)

@@ -23,6 +23,7 @@ from holdfast.http.schemas.payments import (
     render_order,
     sandbox_values,
 )
+from holdfast.ledger.api_keys import ORDERS_WRITE
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.sandbox_signature import SIGNATURE_HEADER, read_values, sign, verify_sandbox
 from holdfast.ledger.refusals import Refusal
@@ -39,7 +40,8 @@ _DISABLED: Final = Refusal(code="sandbox_disabled", message="Sandbox payments ar
     "POST",
     "/v2/control/payments/sandbox",
     summary="Create a sandbox payment order; the response has the callback that pays it",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=ORDERS_WRITE,
     body=SandboxOrderRequest,
     reply=SandboxOrderCreated,
     parameters=(IDEMPOTENCY_KEY,),

@@ -11,7 +11,6 @@ from functools import partial
 from holdfast.actors.account.messages import RecordCustomer, RemoveCard, SetAutoTopUp
 from holdfast.http.endpoints.payments.card import CARD_ERRORS, NOT_CONFIGURED, read_card_amount, refusal_of_card
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import ACCOUNT_READ
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.values import read_amount
 from holdfast.http.schemas.cards import (
@@ -24,6 +23,7 @@ from holdfast.http.schemas.cards import (
     card_body,
 )
 from holdfast.http.schemas.common import render
+from holdfast.ledger.api_keys import ACCOUNT_READ
 from holdfast.ledger.orders.top_ups import CARD_NOT_FOUND, CARDS_MAX, AutoTopUp, TopUpSettings, card_limit_reached
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.orders import top_up_of_account

@@ -6,12 +6,12 @@ import msgspec
 from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.values import shown
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.events import EventBody, EventList, event_body
 from holdfast.http.services.tasks import own_task
+from holdfast.ledger.api_keys import TASKS_READ, TASKS_WRITE, WEBHOOKS_WRITE
 from holdfast.ledger.ids import is_id
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
@@ -98,12 +98,14 @@ async def resend_event(call: Call) -> Outcome:
     "/v2/control/webhook-secret",
     summary="Retrieve the secret that signs the account's events",
     tag="Webhooks",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=WEBHOOKS_WRITE,
     reply=WebhookSecretBody,
 )
 async def read_webhook_secret(call: Call) -> Outcome:
     """The same for all events of the account."""
-    return await signing_secret(call, call.session.account_id)
+    account_id = await call.verify_caller()
+    return account_id if isinstance(account_id, Refusal) else await signing_secret(call, account_id)
 
 
 @route(
@@ -111,13 +113,14 @@ async def read_webhook_secret(call: Call) -> Outcome:
     "/v2/control/webhook-secret/rotate",
     summary="Rotate the secret; the previous one keeps signing for a day",
     tag="Webhooks",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=WEBHOOKS_WRITE,
     reply=WebhookSecretBody,
     errors=("rate_limit_exceeded",),
 )
 async def rotate_webhook_secret(call: Call) -> Outcome:
     """Two simultaneous requests create one new secret."""
-    account_id = call.session.account_id
+    account_id = call.known_key.account_id
     rotations = await _rotations(call, account_id)
     signing = signing_at(rotations, call.deps.now()).generations
     if len(signing) >= SIGNING_MAX_COUNT:
@@ -126,6 +129,9 @@ async def rotate_webhook_secret(call: Call) -> Outcome:
         )
         return Refusal(code="rate_limit_exceeded", message=message)
     newest = max((rotation.generation for rotation in rotations), default=0)
+    noted = await call.note("webhook_secret_rotated", account_id)
+    if noted is not None:
+        return noted
     rotation = await call.deps.sending.events.rotate_secret(account_id, newest + 1)
     return webhook_secret_body(
         call.deps.settings.webhook_keys[0], account_id, signing_at((*rotations, rotation), call.deps.now())

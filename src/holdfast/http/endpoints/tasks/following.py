@@ -18,7 +18,6 @@ from quart import Response
 
 from holdfast.actors.runtime.faults import AskFault
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import ACCOUNT_READ, TASKS_READ, lacking_scope
 from holdfast.http.kit.routes import EVENT_STREAM, Media, Outcome, RouteTable
 from holdfast.http.kit.waiting import (
     LAST_EVENT_ID,
@@ -32,6 +31,7 @@ from holdfast.http.schemas.common import AccountBody, account_body
 from holdfast.http.schemas.payments import PaymentOrderBody, payment_order_body
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.http.services.following import RETRY_S, StreamClock, follow_task, sent
+from holdfast.ledger.api_keys import ACCOUNT_READ, TASKS_READ
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
@@ -87,6 +87,7 @@ async def stream_task(call: Call) -> Outcome:
     tag="Credit",
     auth=Auth.SESSION_OR_KEY,
     scope=ACCOUNT_READ,
+    returns_results=True,
     media=(
         stream_media(
             "at once, and at most once a second after changes: an event `task` or `order` for each task or "
@@ -100,12 +101,11 @@ async def stream_task(call: Call) -> Outcome:
     errors=("rate_limit_exceeded", "overloaded"),
 )
 async def stream_account(call: Call) -> Outcome:
-    """An API key needs the scope of tasks, too."""
-    assert call.bearer is not None
+    """What each event has is the same as in the responses of the calls that read it."""
     after = read_last_event_id(call.request.headers.get("Last-Event-ID"))
     if isinstance(after, Refusal):
         return after
-    account_id = await _caller_of_all(call)
+    account_id = await call.verify_caller()
     if isinstance(account_id, Refusal):
         return account_id
     if call.request.method == "HEAD":
@@ -117,16 +117,6 @@ async def stream_account(call: Call) -> Outcome:
             return wait
         wait.end_with(watch)
         return stream_response(sent(_account_events(call, account_id, after, watch), opened.pop_all()))
-
-
-async def _caller_of_all(call: Call) -> str | Refusal:
-    assert call.bearer is not None
-    if call.bearer.kind == "session":
-        return await call.verify_caller()
-    key = await call.verify_key()
-    if isinstance(key, Refusal):
-        return key
-    return key.account_id if TASKS_READ in key.terms.scopes else lacking_scope(TASKS_READ)
 
 
 async def _account_events(call: Call, account_id: str, after: int | None, watch: Watch) -> AsyncGenerator[bytes]:
@@ -144,7 +134,7 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
     while True:
         try:
             if clock.is_check_due():
-                if isinstance(await _caller_of_all(call), Refusal):
+                if isinstance(await call.verify_caller(), Refusal):
                     return
                 yield b": idle\n\n"
             lookup = Lookup(find_changed, Asked(account_id, tuple(row_ids), position, missed))

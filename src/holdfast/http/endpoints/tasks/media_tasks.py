@@ -6,7 +6,6 @@ import functools
 from datetime import datetime
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import API_KEY_ID, END_USER, METADATA, MODEL, PAGE, STATUS, Position, list_of_account
 from holdfast.http.kit.responses import IF_NONE_MATCH, NOT_MODIFIED, cacheable
@@ -22,6 +21,7 @@ from holdfast.http.services.tasks import (
     retried_task,
     without_results,
 )
+from holdfast.ledger.api_keys import TASKS_READ, TASKS_WRITE
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.tasks import tasks_of_account

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Final, get_args
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import USAGE_READ
 from holdfast.http.kit.listing import (
     API_KEY_ID,
     END_USER,
@@ -22,6 +21,7 @@ from holdfast.http.kit.listing import (
 )
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.tasks import UsageList, usage_body
+from holdfast.ledger.api_keys import USAGE_READ
 from holdfast.ledger.catalog.models import Modality
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount

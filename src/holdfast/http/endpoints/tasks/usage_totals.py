@@ -14,7 +14,6 @@ from quart import Response
 from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import USAGE_READ
 from holdfast.http.kit.listing import (
     API_KEY_ID,
     CSV_CONTENT_TYPE,
@@ -31,6 +30,7 @@ from holdfast.http.kit.listing import (
 )
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.kit.values import invalid_parameter
+from holdfast.ledger.api_keys import USAGE_READ
 from holdfast.ledger.clock import format_time, midnight
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, Time

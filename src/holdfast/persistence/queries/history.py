@@ -1,0 +1,24 @@
+"""The account's history: what happened to it as a whole, and what its API keys did."""
+
+from __future__ import annotations
+
+from typing import Final, Unpack
+
+from sqlalchemy import Connection, bindparam
+
+from holdfast.persistence.queries.paging import AccountPageOptions, page_of_account
+from holdfast.persistence.records.rows import AccountChangeRow
+from holdfast.persistence.records.table_base import selected
+from holdfast.persistence.records.tables import account_changes
+
+_CHANGES: Final = selected(account_changes, AccountChangeRow.__struct_fields__).where(
+    account_changes.c.account_id == bindparam("account_id")
+)
+
+
+def changes_of_account(
+    rows: Connection, account_id: str, **options: Unpack[AccountPageOptions]
+) -> list[AccountChangeRow]:
+    """Return a page of an account's history, newest first. The filters are ``what`` and ``api_key_id``."""
+    order = (account_changes.c.at, account_changes.c.change_id)
+    return [AccountChangeRow(*row) for row in page_of_account(rows, _CHANGES, order, account_id, **options)]
