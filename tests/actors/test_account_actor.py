@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from sqlalchemy import text
 
 from holdfast.actors.account.actor import AccountCommand
+from holdfast.actors.account.by_keys import by_key
 from holdfast.actors.account.limits import AccountLimits
 from holdfast.actors.account.messages import (
     AdjustCredit,
@@ -143,6 +144,8 @@ async def test_every_command_with_a_key_is_done_once_and_replayed(
     account = system.accounts.ref(account_id)
     await account.ask(Recharge(7 * CREDIT))
     create = new_task(key_id, key="create")
+    buyer = CreateApiKey("key_buyer", b"b" * 32, "hk_test_b", KeyTerms("buyer", ("orders:write",)))
+    await account.ask(buyer)
     samples: list[Any] = [
         Recharge(CREDIT, keyed("recharge")),
         AdjustCredit(CREDIT, await acted_on(system.database, account_id), "goodwill", keyed("adjust")),
@@ -151,6 +154,7 @@ async def test_every_command_with_a_key_is_done_once_and_replayed(
         create,
         RefuseTask(Refusal(code="task_not_terminal", message="It runs."), key_id, create.scope, keyed("refuse")),
         CreateOrder(payments.request(account_id, "sandbox"), keyed("order")),
+        by_key(CreateOrder(payments.request(account_id, "sandbox"), keyed("orders")), buyer.key_id, "orders:write"),
     ]
     with_key = {each for each in get_args(AccountCommand) if "idempotency" in each.__struct_fields__}
     assert {type(each) for each in samples} == with_key

@@ -11,8 +11,8 @@ import msgspec
 import sqlalchemy
 from tests.persistence.values import columns_of_order
 
-from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, MintedKey, mint_api_key
-from holdfast.ledger.api_keys import KeyTerms
+from holdfast.http.kit.credentials import MintedKey, mint_api_key
+from holdfast.ledger.api_keys import TASKS_READ, TASKS_WRITE, KeyTerms
 from holdfast.ledger.orders.decisions import create_order
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.tasks.task import Task

@@ -18,7 +18,7 @@ from tests.clients import Caller
 from tests.made_requests import make_request
 
 from holdfast.http.app import HoldfastApp
-from holdfast.http.kit.credentials import SCOPES, KnownKey, MintedKey
+from holdfast.http.kit.credentials import KnownKey, MintedKey
 from holdfast.http.kit.dependencies import Access, Dependencies, Payments
 from holdfast.http.kit.operating import Operating
 from holdfast.http.kit.responses import server_response
@@ -29,6 +29,7 @@ from holdfast.http.server.connection import AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.listener import Listener
+from holdfast.ledger.api_keys import SCOPES
 from holdfast.ledger.catalog.catalog import Catalog, load_catalog
 from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.orders.order import Order

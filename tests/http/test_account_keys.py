@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 from tests.strict_html import StrictHtml
@@ -19,12 +19,18 @@ from holdfast.actors.account.messages import (
     DeleteWebhook,
     PutWebhook,
     RevokeApiKey,
+    RevokedKeys,
+    RevokeWithMade,
     SetLimits,
 )
+from holdfast.ledger.api_keys import ALL_SCOPES
 from holdfast.ledger.credit.limits import Limit
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.records import tables
 from holdfast.persistence.records.event_rows import WebhookRow
-from holdfast.persistence.records.rows import ApiKeyRecord, ApiKeyRevokedRow
+from holdfast.persistence.records.rows import AccountChange, AccountChangeRow, ApiKeyRecord, ApiKeyRevokedRow
+from holdfast_console.account.history import WORDS
+from holdfast_console.account.keys import SCOPE_WORDS
 from holdfast_console.account.samples import create_samples
 
 from .page_reader import check_headers, message_of
@@ -37,6 +43,7 @@ __all__ = ["owner"]
 
 KEYS = "/account/keys"
 WEBHOOKS = "/account/webhooks"
+STOPPED = Refusal(code="api_key_limit_reached", message="Too many keys.")
 
 
 async def form_of(owner: AccountReader, page: str) -> dict[str, str]:
@@ -147,6 +154,58 @@ async def test_revoked_keys_are_shown_on_request(api: Api, owner: AccountReader)
     assert "the old one" in page
     assert "Hide revoked keys" in page
     assert f"{KEYS}/key_gone/" not in page
+
+
+def test_each_scope_and_each_entry_has_words() -> None:
+    assert sorted(scope for group in SCOPE_WORDS.values() for scope in group) == sorted(ALL_SCOPES)
+    assert WORDS.keys() == set(get_args(AccountChange))
+
+
+async def test_a_key_is_made_with_what_was_ticked(api: Api, owner: AccountReader) -> None:
+    page = (await owner.read(KEYS)).text
+    assert page.count("It may manage the account") == 1
+    api.accounts.answer = STOPPED
+    ticked = {f"scope.{scope}": "true" for scope in ("keys:write", "webhooks:write", "made:up")}
+    await owner.send(f"{KEYS}/create", **await form_of(owner, KEYS), **ticked)
+    [(_, command)] = api.accounts.asked
+    assert isinstance(command, CreateApiKey)
+    assert command.terms.scopes == ("keys:write", "webhooks:write")
+
+
+async def test_who_has_made_a_key_is_shown_and_both_are_revoked(api: Api, owner: AccountReader) -> None:
+    await api.add_key(api.account_id, "key_made", name="the made one", makers=[api.key_id])
+    await api.add_key(api.account_id, "key_deeper", name="another", makers=["key_long_gone"])
+    page = (await owner.read(KEYS)).text
+    assert page.count("made by a key") == 2  # its maker's name is "a key"
+    assert "made by a key that is gone" in page
+    assert page.count("Revoke the keys that it has made, too") == 1
+    form, path = await form_of(owner, KEYS), f"{KEYS}/{api.key_id}"
+    rows = (ApiKeyRevokedRow(api.account_id, api.key_id, api.now), ApiKeyRevokedRow(api.account_id, "k", api.now))
+    api.accounts.answer = RevokedKeys(rows)
+    done = await owner.send(f"{path}/revoke", **form, made_keys="true")
+    assert "never works again, nor do the 1 that it has made." in message_of(done).text
+    assert api.accounts.asked[-1][1] == RevokeWithMade(api.key_id)
+
+
+async def test_the_history_names_keys(api: Api, owner: AccountReader) -> None:
+    entries: list[tuple[AccountChange, str | None, str | None]] = [
+        ("closing", None, None),
+        ("webhook_created", api.key_id, "wh_7"),
+        ("api_key_revoked", "key_gone", api.key_id),
+    ]
+    for number, (what, key_id, subject) in enumerate(entries):
+        row = AccountChangeRow(api.account_id, api.now, what, f"chg_{number}", key_id, subject)
+        values = {name: getattr(row, name) for name in row.__struct_fields__}
+        await api.write(tables.account_changes.insert().values(**values))
+        values |= {"account_id": api.other_account_id, "subject": "wh_other"}
+        await api.write(tables.account_changes.insert().values(**values))
+    page = (await owner.read("/account/history")).text
+    for words in ("The account is to be deleted", "Created the webhook", "wh_7", "Revoked the key a key"):
+        assert words in page
+    assert "a key that is gone" in page
+    assert "wh_other" not in page
+    narrowed = (await owner.get("/account/history", api_key_id=api.key_id)).text
+    assert ("Created the webhook" in narrowed, "Revoked the key" in narrowed) == (True, False)
 
 
 async def test_a_webhook_is_made_changed_and_deleted(api: Api, owner: AccountReader) -> None:

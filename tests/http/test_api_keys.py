@@ -135,7 +135,7 @@ async def test_only_the_accounts_own_live_keys_can_be_changed(api: Api) -> None:
     await api.add_key(api.account_id, "key_gone", revoked_at=api.now)
     refused(await api.as_session("PATCH", f"{KEYS}/key_other", json={"paused": True}), 404, "api_key_not_found")
     refused(await api.as_session("PATCH", f"{KEYS}/key_gone", json={"paused": True}), 409, "api_key_revoked")
-    refused(await api.as_key("PATCH", f"{KEYS}/{api.key_id}", json={}), 401, "wrong_credential_type")
+    refused(await api.as_key("PATCH", f"{KEYS}/{api.key_id}", json={}), 403, "insufficient_scope")
     assert api.accounts.asked == []
 
 
@@ -227,7 +227,7 @@ async def test_the_limits_of_an_account_are_replaced(api: Api) -> None:
     ]
     api.accounts.answer = Refusal(code="limit_above_ceiling", message="No.", param="limits")
     refused(await api.as_session("PUT", LIMITS, json=body), 403, "limit_above_ceiling")
-    refused(await api.as_key("PUT", LIMITS, json=body), 401, "wrong_credential_type")
+    refused(await api.as_key("PUT", LIMITS, json=body), 403, "insufficient_scope")
 
 
 async def ceiling(api: Api, body: dict[str, Any], account_id: str = "") -> httpx2.Response:

@@ -91,6 +91,27 @@ async def test_saved_cards_can_pay_an_order(api: Api, fields: dict[str, Any], pa
     assert rules.orders[created["order_id"]].request.customer_id == payer
 
 
+async def test_a_key_orders_nothing_that_a_saved_card_can_pay(api: Api) -> None:
+    """Nor does it get the secret of an order of the owner's, by the Idempotency-Key of that."""
+    rules, (provider, _) = api.use_order_rules(), api.configure_card()
+    await store(api, known(api))
+    key = (await api.add_key(api.account_id, "key_o", scopes=("orders:write", "orders:read"))).secret
+    sent: dict[str, Any] = {"json": {"amount": "10.00"}}
+    created = await api.call("POST", ORDERS, credential=key, headers={"Idempotency-Key": "keys"}, **sent)
+    order_id = created.json()["order_id"]
+    assert (rules.orders[order_id].request.customer_id, provider.payers) == (None, [None])
+    again = await api.call("POST", ORDERS, credential=key, headers={"Idempotency-Key": "keys"}, **sent)
+    assert (again.json()["order_id"], again.headers["Idempotent-Replayed"]) == (order_id, "true")
+    own = await api.as_session("POST", ORDERS, headers={"Idempotency-Key": "owners"}, **sent)
+    assert rules.orders[own.json()["order_id"]].request.customer_id == "cus_1"
+    stolen = await api.call("POST", ORDERS, credential=key, headers={"Idempotency-Key": "owners"}, **sent)
+    refused(stolen, 422, "idempotency_key_reused")
+    assert "secret" not in stolen.text
+    path = f"/v2/control/payments/{own.json()['order_id']}/client-secret"
+    refused(await api.call("POST", path, credential=key), 401, "wrong_credential_type")
+    assert (await api.call("GET", f"/v2/control/payments/{order_id}", credential=key)).status_code == 200
+
+
 async def test_what_is_set_is_shown(api: Api) -> None:
     attempts = TopUpAttempts(on=utc_day(api.now), today=1, this_month=4)
     state = known(

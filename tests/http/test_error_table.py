@@ -32,6 +32,8 @@ EXPECTED = {
     "api_key_expired": (401, "authentication_error"),
     "api_key_paused": (401, "authentication_error"),
     "insufficient_scope": (403, "permission_error"),
+    "exceeds_calling_key": (403, "permission_error"),
+    "not_made_by_key": (403, "permission_error"),
     "account_disabled": (403, "permission_error"),
     "account_closing": (403, "permission_error"),
     "email_taken": (409, "conflict_error"),

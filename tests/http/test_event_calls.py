@@ -172,7 +172,7 @@ async def test_the_webhook_secret_belongs_to_the_account_and_rotates(api: Api) -
     await api.as_session("POST", f"{SECRET}/rotate")
     events: Any = api.deps.sending.events
     assert events.rotated == [(api.account_id, 1), (api.account_id, 2)]
-    refused(await api.as_key("GET", SECRET), 401, "wrong_credential_type")
+    refused(await api.as_key("GET", SECRET), 403, "insufficient_scope")
 
 
 async def accept(key: str, command: Any) -> TaskAccepted:

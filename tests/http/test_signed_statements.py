@@ -21,7 +21,7 @@ import trio
 from tests.clients import refused
 from tests.made_statements import REASONS, START, findings, made_history
 
-from holdfast.http.kit.credentials import ACCOUNT_READ, TASKS_READ
+from holdfast.ledger.api_keys import ACCOUNT_READ, TASKS_READ
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.credit import verify_statement
 from holdfast.ledger.credit.operations import Operation

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.clients import refused
 
-from holdfast.http.kit.credentials import TASKS_WRITE
+from holdfast.ledger.api_keys import TASKS_WRITE
 from holdfast.persistence.queries import filtered_usage
 from holdfast.persistence.records import tables
 

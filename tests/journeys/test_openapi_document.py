@@ -32,9 +32,9 @@ from tests.clients import IMAGE, Customer, loopback_client, ok, until
 
 from holdfast.http.app import ROUTES
 from holdfast.http.kit.calls import Auth
-from holdfast.http.kit.credentials import ALL_SCOPES
 from holdfast.http.kit.reference import CUSTOMERS, OPERATORS, Reference, reference_of
 from holdfast.http.kit.routes import Route
+from holdfast.ledger.api_keys import ALL_SCOPES
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.providers.media.kinds import kind_rules
 from holdfast.providers.signatures import sign
@@ -144,6 +144,8 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
 
         archive = await until(is_made)
         key = ok(await ada.as_session("POST", "/v2/control/api-keys", {"scopes": list(ALL_SCOPES)}))["api_key"]
+        # So that the history has an entry.
+        ok(await http.post("/v2/control/api-keys", json={}, headers={"Authorization": f"Bearer {key}"}))
         version = ok(await http.get("/replicate/v1/models/studio/image-1"))["latest_version"]["id"]
         card = ok(await ada.as_session("POST", "/v2/control/payments/cardprovider", ORDER))
         await card_provider.act("payment_intents", card["provider_payment_id"], "pay")
