@@ -104,6 +104,16 @@ def exact_text(at: datetime | str) -> str:
     return f"{instant:%Y-%m-%d %H:%M:%S}.{instant.microsecond // 1000:03d} UTC"
 
 
+def minute_text(at: datetime | str) -> str:
+    """Return a time to the minute: ``2026-11-20 18:40 UTC``."""
+    return f"{read_moment(at).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def code_digits(typed: str) -> str:
+    """Return a code without the spaces and hyphens that were typed in it."""
+    return re.sub(r"[\s-]", "", typed)
+
+
 def number_text(value: float | None) -> str:
     """Return a number with three significant digits and thousands separated; an integer exactly."""
     if value is None:

@@ -94,13 +94,15 @@ Headers: TypeAlias = tuple[tuple[str, str], ...]
 class Html:
     """A page to render: a template below ``templates``, and its values. The script keeps a live one current.
 
-    ``sources`` are what else its Content-Security-Policy allows, by directive.
+    ``live_s`` is how often it does, for what the site has no events of. ``sources`` are what else the page's
+    Content-Security-Policy allows, by directive.
     """
 
     template: str
     values: Mapping[str, object] = field(default_factory=dict)
     status: int = 200
     is_live: bool = False
+    live_s: int | None = None
     headers: Headers = ()
     sources: Mapping[str, str] = field(default_factory=dict)
 

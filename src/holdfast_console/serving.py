@@ -106,6 +106,7 @@ async def _page(site: Site, visit: Visit, page: Html) -> Response:
     message = read_message(call.request.cookies.get(MESSAGE_COOKIE))
     frame = await site.frame(visit) if call.is_identified else {}
     values = {"here": call.address, "message": message, "attempt": call.attempt, **frame}
+    live = {"live-s": page.live_s} if page.live_s else values.get("live", {}) if page.is_live else {}
     response = html_response(
         site.templates,
         page,
@@ -113,7 +114,7 @@ async def _page(site: Site, visit: Visit, page: Html) -> Response:
         now_text=format_time(now),
         first_page=visit.first_page(),
         next_page=visit.next_page,
-        **{**values, "live": values.get("live", {}) if page.is_live else {}},
+        **{**values, "live": live},
     )
     if message is not None and "X-Refresh" not in call.request.headers:
         response.headers.add("Set-Cookie", message_cookie(None, site.root))

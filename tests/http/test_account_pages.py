@@ -50,6 +50,7 @@ EXAMPLES = {
     "card_id": "pm_1",
     "order_id": "ord_1",
     "number": "R-000001",
+    "file_id": "file_" + "1" * 32,
 }
 """Parameters of paths, by their names."""
 PROTECTED = [view for view in SITE.views if view.auth is Auth.SESSION]

@@ -134,7 +134,7 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         request_id = task["request_id"]
         clip = {"model": "studio/clip-1", "prompt": "waves at night", "seconds": "1"}
         video = ok(await ada.as_key("POST", "/v1/videos", clip))
-        unwanted = ok(await ada.as_key("POST", "/v2/task/create", TASK))["request_id"]
+        unwanted = [ok(await ada.as_key("POST", "/v2/task/create", TASK))["request_id"] for _ in range(2)]
         ended = (await ada.all_ended())[request_id]
         ok(await ada.as_session("POST", "/v2/control/archive"))
 
@@ -160,7 +160,9 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         callback = ok(await ada.as_session("POST", "/v2/control/payments/sandbox", ORDER))["callback"]
         spare = ok(await ada.as_session("POST", "/v2/control/api-keys", {}))
         webhook = ok(await ada.as_session("POST", "/v2/control/webhooks", WEBHOOK))
-        uploaded = ok(await ada.as_key("POST", "/v2/files", files={"file": ("lighthouse.png", PICTURE)}))
+        uploaded, unwanted_file = [
+            ok(await ada.as_key("POST", "/v2/files", files={"file": ("lighthouse.png", PICTURE)})) for _ in range(2)
+        ]
         events = ok(await ada.as_key("GET", f"/v2/task/{request_id}/events"))["data"]
         # Not the address in the examples of the document: new codes for it would supersede this one.
         email = {"email": "zoe@example.com"}
@@ -176,7 +178,9 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
     update |= {"status": "processing", "sequence": 1}
     things = {
         "request_id": request_id,
-        "delete_results.request_id": unwanted,
+        "delete_results.request_id": unwanted[0],
+        "delete_own_results.request_id": unwanted[1],
+        "remove_own_file.file_id": unwanted_file["file_id"],
         "archive_id": archive["archive_id"],
         "order_id": card["order_id"],
         "account_id": spared.account_id,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final
@@ -13,7 +12,7 @@ from holdfast.http.kit.calls import Auth
 from holdfast.http.schemas.common import CodeSent, Verified
 from holdfast.ledger.refusals import Refusal
 from holdfast_console.account.access import read_cookie, set_cookie
-from holdfast_console.formats import duration_text
+from holdfast_console.formats import code_digits, duration_text
 from holdfast_console.forms import FORM_BYTES_MAX, RETURN_FIELD, FormAttempt, Message, local_path
 from holdfast_console.rendering import Again, Html, Redirect, static_response
 from holdfast_console.views import ViewResult, ViewTable, Visit
@@ -25,7 +24,7 @@ EVENTS: Final = f"{ROOT}/events"
 KEPT: Final = "kept."
 """What the names of a kept form's fields begin with."""
 KEPT_ACTION: Final = "kept_action"
-NOT_KEPT: Final = frozenset({"code", "otp", "token", "secret", "api_key", "password"})
+NOT_KEPT: Final = frozenset({"code", "otp", "current.otp", "new.otp", "token", "secret", "api_key", "password"})
 """Fields that are secrets: they are not sent to the browser again."""
 KEPT_BYTES_MAX: Final = 18 * FORM_BYTES_MAX
 """The largest form of all pages, and what the sign-in adds."""
@@ -101,7 +100,7 @@ async def take_sign_in(visit: Visit) -> ViewResult:
         assert isinstance(sent, CodeSent)
         resend_at = now + timedelta(seconds=settings.otp_resend_s)
         return shown(otp_id=sent.otp_id, debug_otp=sent.debug_otp, resend_at=resend_at)
-    code = re.sub(r"[\s-]", "", form["otp"])
+    code = code_digits(form["otp"])
     begun, _ = await visit.submit(verify_code, fields={"email": email, "otp_id": otp_id, "otp": code})
     if isinstance(begun, Refusal):
         return shown(refusal=begun)

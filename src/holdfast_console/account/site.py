@@ -39,6 +39,7 @@ NAVIGATION: Final[tuple[tuple[str, tuple[NavigationEntry, ...]], ...]] = (
         "Activity",
         (
             NavigationEntry(f"{ROOT}/tasks", "Tasks"),
+            NavigationEntry(f"{ROOT}/files", "Files"),
             NavigationEntry(f"{ROOT}/usage", "Usage"),
             NavigationEntry(f"{ROOT}/history", "History"),
         ),

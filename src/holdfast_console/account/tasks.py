@@ -13,6 +13,7 @@ from holdfast.http.endpoints.catalog import (
 )
 from holdfast.http.endpoints.tasks.owners_tasks import (
     cancel_own_task,
+    delete_own_results,
     list_own_tasks,
     read_own_task,
     retry_own_task,
@@ -70,6 +71,7 @@ async def task(visit: Visit) -> ViewResult:
         "is_ended": found.status in TERMINAL,
         "percent": next((each.percent for each in reversed(found.provider_progress) if each.percent), None),
         "base": visit.call.deps.urls.base,
+        "has_results": any(each.url for each in found.output),
         "editors": [each.id for each in known if each.status == "active" and link_field(each.input_schema)],
     }
     return Html("task.html", values, is_live=found.status not in TERMINAL)
@@ -94,3 +96,12 @@ async def retry(visit: Visit) -> ViewResult:
         return done
     assert isinstance(done, TaskBody)
     return Redirect(f"{TASKS}/{done.request_id}", Message("The same task runs again.", False))
+
+
+@view(f"{ONE}/results/delete", method="POST")
+async def delete_results(visit: Visit) -> ViewResult:
+    """Delete the results of a task."""
+    done, _ = await visit.submit(delete_own_results, fields={})
+    if isinstance(done, Refusal):
+        return done
+    return Redirect(f"{TASKS}/{visit.path['request_id']}", Message("The results are deleted.", False))

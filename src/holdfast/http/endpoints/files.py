@@ -135,6 +135,19 @@ async def list_files(call: Call) -> Outcome:
 
 @route(
     "GET",
+    "/v2/control/files",
+    summary="List the account's files with a session; newest first",
+    auth=Auth.SESSION,
+    reply=FileList,
+    parameters=PAGE,
+)
+async def list_own_files(call: Call) -> Outcome:
+    """Without those that have expired."""
+    return await list_files(call)
+
+
+@route(
+    "GET",
     "/v2/files/{file_id}",
     summary="Retrieve a file's description; its link is signed for this response",
     auth=Auth.API_KEY,
@@ -186,6 +199,19 @@ async def fetch_file(call: Call) -> Outcome:
 async def remove_file(call: Call) -> Outcome:
     """Its content is removed later, unless another file or a result has the same."""
     return await delete_own_file(call) or FileDeleted(file_id=call.path["file_id"], deleted=True)
+
+
+@route(
+    "DELETE",
+    "/v2/control/files/{file_id}",
+    summary="Delete a file with a session; providers of unfinished tasks that name it can fetch it until these end",
+    auth=Auth.SESSION,
+    reply=FileDeleted,
+    errors=("file_not_found",),
+)
+async def remove_own_file(call: Call) -> Outcome:
+    """Its content is removed later, unless another file or a result has the same."""
+    return await remove_file(call)
 
 
 async def _linked_file(call: Call) -> FileRow | Refusal:

@@ -49,13 +49,13 @@ async def own_file(call: Call) -> FileRow | Refusal:
 
 
 async def delete_own_file(call: Call) -> Refusal | None:
-    """Authenticate the key and delete its account's file of the path. Refuses as :func:`own_file` does."""
-    key = await call.verify_key()
-    if isinstance(key, Refusal):
-        return key
+    """Authenticate the caller and delete the account's file of the path. Refuses as :func:`own_file` does."""
+    account_id = await call.verify_caller()
+    if isinstance(account_id, Refusal):
+        return account_id
     file_id, now = call.path["file_id"], call.deps.now()
     if not is_id(file_id) or not await call.write(
-        key.account_id, lambda rows: delete_file(rows, key.account_id, file_id, now)
+        account_id, lambda rows: delete_file(rows, account_id, file_id, now)
     ):
         return file_not_found(file_id)
     return None

@@ -5,7 +5,14 @@ A task that is created so has no ``api_key_id``; the limits of the account count
 
 from __future__ import annotations
 
-from holdfast.http.endpoints.tasks.media_tasks import cancel_task, create_task, list_tasks, read_task, retry_task
+from holdfast.http.endpoints.tasks.media_tasks import (
+    cancel_task,
+    create_task,
+    delete_results,
+    list_tasks,
+    read_task,
+    retry_task,
+)
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import API_KEY_ID, END_USER, METADATA, MODEL, PAGE, STATUS
 from holdfast.http.kit.responses import IF_NONE_MATCH, NOT_MODIFIED
@@ -82,3 +89,15 @@ async def retry_own_task(call: Call) -> Outcome:
 async def cancel_own_task(call: Call) -> Outcome:
     """The first to commit wins, the cancel or the result; the response shows which."""
     return await cancel_task(call)
+
+
+@route(
+    "DELETE",
+    "/v2/control/tasks/{request_id}/results",
+    summary="Delete the results of an ended task with a session; what it cost stays",
+    reply=TaskBody,
+    errors=("task_not_found", "task_not_terminal"),
+)
+async def delete_own_results(call: Call) -> Outcome:
+    """Their links stop working at once. Content is removed later, unless another result or file has the same."""
+    return await delete_results(call)
