@@ -92,6 +92,6 @@ async def delete(visit: Visit) -> ViewResult:
     if isinstance(done, Refusal):
         return done
     assert isinstance(done, ClosingBody)
-    text = f"Your account is deleted on {minute_text(done.closes_at)}. Sign in before then, and it is kept."
+    text = f"Your account will be deleted on {minute_text(done.closes_at)}. Sign in before then to keep it."
     headers = (set_cookie("", 0, visit.call.deps.settings),)
     return Redirect(SIGN_IN, Message(text, is_failure=False), headers=headers)

@@ -149,7 +149,7 @@ class AccountLeaving:
         if refusal is None and state.available_micro > 0 and not command.forfeits_credit:
             refusal = Refusal(
                 code="credit_remains",
-                message="The account has credit, which is forfeited with it; confirm that with forfeit_credit.",
+                message="The account has credit left, which is forfeited with it. Confirm that you give it up.",
                 param="forfeit_credit",
                 available_micro=state.available_micro,
                 final=True,
