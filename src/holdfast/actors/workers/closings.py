@@ -21,6 +21,7 @@ from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.workers.passes import always, repeat
 from holdfast.ledger.clock import Now
+from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.inputs import without_content
 from holdfast.ledger.tasks.task import Task
@@ -30,13 +31,14 @@ from holdfast.persistence.claims.closings import (
     due_closings,
     erase_rows,
     erase_unmatched_events,
+    record_erased,
     statements_count,
     tasks_of_closed,
 )
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Fence, Unit
 from holdfast.persistence.queries.orders import top_up_of_account
-from holdfast.persistence.records.rows import AccountChangeRow, AccountErasedRow, Row, TaskChangedRow
+from holdfast.persistence.records.rows import Row, TaskChangedRow
 from holdfast.persistence.server.database import Database
 from holdfast.providers.card.base import CardFault, CardProvider
 
@@ -130,9 +132,8 @@ class ClosingWorker:
             erase = partial(erase_rows, account_id=account_id, which=which, most=ROWS_MAX)
             while await self._database.work(erase):
                 await trio.lowlevel.checkpoint()
-        at = self._now()
-        await self._write(Unit(rows=(AccountErasedRow(account_id, at), AccountChangeRow(account_id, at, "erased"))))
-        log.info("account erased", account_id=account_id)
+        if await self._database.work(record_erased, account_id, new_id("chg"), self._now()):
+            log.info("account erased", account_id=account_id)
 
     async def _detach_cards(self, account_id: str) -> None:
         """Detach the saved cards at their provider. Raises :class:`Postponed`."""

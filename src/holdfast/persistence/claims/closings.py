@@ -28,6 +28,15 @@ _DUE = text(
     """
 )
 
+_ERASED = text(
+    """
+    with erased as (
+        update accounts set erased_at = :at where id = :account_id and erased_at is null returning id
+    )
+    insert into account_changes (account_id, at, what, change_id) select id, :at, 'erased', :change_id from erased
+    """
+)
+
 
 def _page(table: str, where: str) -> str:
     names = ", ".join(f"t.{column.name}" for column in metadata.tables[table].primary_key)
@@ -119,6 +128,11 @@ def erase_unmatched_events(rows: Connection, names: Sequence[str], *, most: int)
 def erase_rows(rows: Connection, account_id: str, *, which: int, most: int) -> int:
     """Run one of the :func:`statements_count` statements; return how many rows it has deleted or changed."""
     return rows.execute(_STATEMENTS[which], {"account_id": account_id, "most": most}).rowcount
+
+
+def record_erased(rows: Connection, account_id: str, change_id: str, at: datetime) -> bool:
+    """Record that nothing is left to delete of an account; False if another process has done that."""
+    return rows.execute(_ERASED, {"account_id": account_id, "change_id": change_id, "at": at}).rowcount == 1
 
 
 def statements_count() -> int:

@@ -323,7 +323,6 @@ STATEMENTS: tuple[RowStatement, ...] = (
     RowStatement(tables.accounts, rows.AccountClosingRow).update(),
     RowStatement(tables.accounts, rows.AccountKeptRow).update(),
     RowStatement(tables.accounts, rows.AccountClosedRow).update(),
-    RowStatement(tables.accounts, rows.AccountErasedRow).update(),
     RowStatement(tables.account_changes, rows.AccountChangeRow).insert(),
     RowStatement(tables.operations, Operation, tables.operations.c.keys()).insert(),
     RowStatement(tables.postings, Operation, tables.postings.c.keys(), rows_of=_postings).insert(),

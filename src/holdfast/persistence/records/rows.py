@@ -94,13 +94,6 @@ class AccountClosedRow(JournaledRow, frozen=True):
     closed_at: datetime
 
 
-class AccountErasedRow(JournaledRow, frozen=True):
-    """When all that is deleted of a closed account was deleted."""
-
-    id: str
-    erased_at: datetime
-
-
 AccountChange: TypeAlias = Literal[
     "email_changed", "closing", "kept", "closed", "erased", "archive_requested", "archive_made", "api_key_created",
     "api_key_changed", "api_key_revoked", "limits_set", "webhook_created", "webhook_changed", "webhook_deleted",
