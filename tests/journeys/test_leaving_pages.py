@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.clients import IMAGE
 
 from .account_pages import AccountPages, open_account_pages, sign_in
-from .page_browser import FAULTS_OF_A_PAGE
+from .page_browser import faults_of
 from .service_process import Service
 
 SETTINGS, EMAIL, DELETE, FILES = (
@@ -32,7 +32,7 @@ def signed_in_as(page: Page) -> str:
 
 
 def faultless(page: Page) -> None:
-    assert page.evaluate(FAULTS_OF_A_PAGE) == []
+    assert faults_of(page) == []
 
 
 def ask_for_codes(page: Page, email: str) -> list[str]:
