@@ -183,15 +183,15 @@ async def test_an_account_is_closed_and_erased_once(
         assert erased[table] == closed[table]
         assert {*before[table]} <= {*closed[table]} or table == "credit_lots"
     # The address is free, and signs in to another account.
-    anew = await member.sign_in(ada.email)
-    await member.ask(anew.account_id, Recharge(1_000_000))
-    new = rows_of_account(database_url, anew.account_id)
+    newcomer = await member.sign_in(ada.email)
+    await member.ask(newcomer.account_id, Recharge(1_000_000))
+    new = rows_of_account(database_url, newcomer.account_id)
     # The tasks of this test were not paid for.
     with connected(database_url) as rows:
         audited = run_audit(rows)
     await workers.thaw()
     assert rows_of_account(database_url, ada.account_id) == erased
-    assert rows_of_account(database_url, anew.account_id) == new
+    assert rows_of_account(database_url, newcomer.account_id) == new
     assert rows_of_account(database_url, bob.account_id) == others
     with connected(database_url) as rows:
         assert run_audit(rows) == audited
