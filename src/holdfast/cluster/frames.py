@@ -15,7 +15,7 @@ import trio
 
 from holdfast.persistence.journal.changes import Change
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """The version of frames and of the messages in them. Members of different versions open no links."""
 
 LENGTH_BYTES: Final = 4

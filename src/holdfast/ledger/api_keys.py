@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Final, NamedTuple, TypedDict
 
 from holdfast.ledger.clock import format_time
+from holdfast.ledger.money import format_amount
 from holdfast.ledger.refusals import Refusal
 
 TASKS_READ: Final = "tasks:read"
@@ -50,7 +51,7 @@ def has_scope(scopes: Collection[str], scope: str) -> bool:
 class KeyTerms(NamedTuple):
     """What the owner of a key decides about it, but for its limit: each a column of its row, as it is named here.
 
-    Without ``models`` it may use every model.
+    Without ``models`` it may use every model, without ``max_credits_per_task_micro`` hold any amount for a task.
     """
 
     name: str
@@ -58,6 +59,7 @@ class KeyTerms(NamedTuple):
     models: tuple[str, ...] = ()
     expires_at: datetime | None = None
     is_paused: bool = False
+    max_credits_per_task_micro: int | None = None
 
     def refuse_use(self, now: datetime) -> Refusal | None:
         """Refuse a key that cannot be used now: 1. ``api_key_expired``; 2. ``api_key_paused``."""
@@ -80,7 +82,26 @@ class KeyTerms(NamedTuple):
             return exceeds_calling_key("models", f"{wanted} is more than its {', '.join(own.models)}")
         if own.expires_at is not None and (self.expires_at is None or self.expires_at > own.expires_at):
             return exceeds_calling_key("expires_at", f"it expires at {format_time(own.expires_at)} itself")
+        most_micro = own.max_credits_per_task_micro
+        given_micro = self.max_credits_per_task_micro
+        if most_micro is not None and (given_micro is None or given_micro > most_micro):
+            return exceeds_calling_key(
+                "max_credits_per_task", f"a task of it may cost {format_amount(most_micro)} at most"
+            )
         return None
+
+    def refuse_hold(self, amount_micro: int) -> Refusal | None:
+        """Refuse a task that could cost more than each may: 1. ``max_credits_exceeded``."""
+        most_micro = self.max_credits_per_task_micro
+        if most_micro is None or amount_micro <= most_micro:
+            return None
+        return Refusal(
+            code="max_credits_exceeded",
+            message=f"The task can cost {format_amount(amount_micro)} credits; a task of this API key may cost "
+            f"{format_amount(most_micro)} at most.",
+            required_micro=amount_micro,
+            final=True,
+        )
 
 
 class KeyChanges(TypedDict, total=False):
@@ -90,6 +111,7 @@ class KeyChanges(TypedDict, total=False):
     models: tuple[str, ...]
     expires_at: datetime | None
     is_paused: bool
+    max_credits_per_task_micro: int | None
 
 
 def is_model_allowed(models: Iterable[str], model_id: str) -> bool:

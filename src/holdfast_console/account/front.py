@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Final, NamedTuple
 
-from holdfast.http.endpoints.catalog import ModelDetails, ModelList, TierBody, list_models
+from holdfast.http.endpoints.catalog import list_models
 from holdfast.http.kit.calls import Auth
+from holdfast.http.schemas.models import ModelDetails, ModelList, TierBody
 from holdfast.ledger.money import format_price
 from holdfast.ledger.refusals import Refusal
 from holdfast_console.formats import json_text

@@ -16,9 +16,10 @@ from holdfast.http.endpoints.api_keys import (
     revoke_api_key,
     set_limits,
 )
-from holdfast.http.endpoints.catalog import ModelList, list_models
+from holdfast.http.endpoints.catalog import list_models
 from holdfast.http.kit.calls import Auth
 from holdfast.ledger.api_keys import ALL_SCOPES, SCOPES
+from holdfast.http.schemas.models import ModelList
 from holdfast.ledger.credit.limits import WINDOWS
 from holdfast.ledger.refusals import Refusal
 from holdfast_console.account.samples import create_samples, example_body

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from holdfast.http.endpoints.catalog import ModelDetails, ModelList, QuoteBody, list_models, quote, read_model
+from holdfast.http.endpoints.catalog import list_models, quote, read_model
 from holdfast.http.endpoints.files import FileBody, upload_own_file
 from holdfast.http.endpoints.tasks.owners_tasks import create_own_task
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.values import shown
+from holdfast.http.schemas.models import ModelDetails, ModelList, QuoteBody
 from holdfast.http.schemas.tasks import TaskBody
 from holdfast.ledger.refusals import Refusal
 from holdfast_console.account.inputs import PREFIX, fields_of, input_of, link_field

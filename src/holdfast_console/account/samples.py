@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pprint import pformat
 from typing import NamedTuple
 
-from holdfast.http.endpoints.catalog import ModelDetails
+from holdfast.http.schemas.models import ModelDetails
 
 KEY_PLACEHOLDER = "YOUR_API_KEY"
 

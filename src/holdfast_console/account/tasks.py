@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.http.endpoints.catalog import (
-    CompatibleModelList,
-    ModelDetails,
-    ModelList,
-    list_compatible_models,
-    list_models,
-)
+from holdfast.http.endpoints.catalog import list_compatible_models, list_models
 from holdfast.http.endpoints.tasks.owners_tasks import (
     cancel_own_task,
     delete_own_results,
@@ -20,6 +14,7 @@ from holdfast.http.endpoints.tasks.owners_tasks import (
 )
 from holdfast.http.endpoints.tasks.usage_log import list_usage
 from holdfast.http.kit.calls import Auth
+from holdfast.http.schemas.models import CompatibleModelList, ModelDetails, ModelList
 from holdfast.http.schemas.tasks import TaskBody
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import TERMINAL

@@ -358,17 +358,22 @@ class AccountActor(JournaledActor):
         return self._units.change(command, None, rows=tuple(rows)) if rows else self._units.confirm(None)
 
     def _create_task(self, command: CreateTask) -> Turn[TaskAccepted]:
-        """Refuses: 1. a superseded attempt; 2. a model the key may not use; 3. a create above the rate limit;
-        4. too many tasks; 5. a limit that would be exceeded, the key's before the account's; 6. too little credit.
+        """Refuses: 1. a superseded attempt; 2. a model the key may not use, or a hold above what each of its tasks
+        may cost; 3. a create above the rate limit; 4. too many tasks; 5. a limit that would be exceeded, the key's
+        before the account's; 6. too little credit.
         """
         request, after = command.request, command.after
         state, terms = self._units.state, request.terms
         if after is not None and self._replies.is_superseded(after, self._now):
             return self._units.refuse(command, SUPERSEDED)
         key_id = request.api_key_id or ""
-        models = self._keys.live[key_id].models if key_id else ()
-        if models and not is_model_allowed(models, terms.model):
-            return self._units.refuse(command, model_not_allowed(terms.model, models))
+        if key_id:
+            key = self._keys.live[key_id]
+            if key.models and not is_model_allowed(key.models, terms.model):
+                return self._units.refuse(command, model_not_allowed(terms.model, key.models))
+            refusal = key.refuse_hold(request.hold_micro)
+            if refusal is not None:
+                return self._units.refuse(command, refusal)
         refusal = self._create_rate.refuse()
         if refusal is not None:
             # It does not depend on the account's state, so the rows need not confirm it.

@@ -77,6 +77,8 @@ class ApiKeyRequest(msgspec.Struct, frozen=True):
     """The models that new tasks may use: ids, or all of a provider as `studio/*`; null or omitted: every model."""
     limit: LimitGiven | None = None
     """What the key may spend; null or omitted: as much as the account has."""
+    max_credits_per_task: AmountGiven | None = None
+    """The most credit that may be held for each of its tasks; null or omitted: any."""
 
 
 class ApiKeyChange(msgspec.Struct, frozen=True):
@@ -90,6 +92,8 @@ class ApiKeyChange(msgspec.Struct, frozen=True):
     """The models that new tasks may use: ids, or all of a provider as `studio/*`; null: every model."""
     limit: LimitGiven | msgspec.UnsetType | None = msgspec.UNSET
     """What the key may spend, with what it has spent in the window already; null: as much as the account has."""
+    max_credits_per_task: AmountGiven | msgspec.UnsetType | None = msgspec.UNSET
+    """The most credit that may be held for each task that it creates from now on; null: any."""
     paused: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether the key is refused until it is false again."""
 
@@ -130,6 +134,8 @@ class ApiKeyFacts(msgspec.Struct, frozen=True):
     """
     resets_at: Time | None
     """When the current window ends; null without a limit, for `total`, and of a revoked key."""
+    max_credits_per_task: Amount | None
+    """The most credit that may be held for each of its tasks; null: any."""
 
 
 class ApiKeySecret(ApiKeyFacts, frozen=True):
@@ -454,6 +460,13 @@ def _read_given(
         changes["models"] = models
     if isinstance(wanted, ApiKeyChange) and wanted.paused is not msgspec.UNSET:
         changes["is_paused"] = wanted.paused
+    if wanted.max_credits_per_task is None:
+        changes["max_credits_per_task_micro"] = None
+    elif wanted.max_credits_per_task is not msgspec.UNSET:
+        most_micro = read_amount(wanted.max_credits_per_task, param="max_credits_per_task")
+        if isinstance(most_micro, Refusal):
+            return most_micro
+        changes["max_credits_per_task_micro"] = most_micro
     if wanted.limit is msgspec.UNSET or wanted.limit is None:
         return changes, wanted.limit
     limit = _read_limit(wanted.limit, "limit")

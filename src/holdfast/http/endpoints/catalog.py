@@ -2,175 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from decimal import Decimal
-from functools import partial
-from typing import Annotated, Literal
-
-import msgspec
-
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.routes import Outcome, RouteTable
-from holdfast.http.schemas.common import QuoteRequest, S, render
-from holdfast.ledger.catalog.catalog import Catalog
-from holdfast.ledger.catalog.models import Modality, Model, ModelStatus, RunType
-from holdfast.ledger.catalog.quotes import model_not_found, quote_input
-from holdfast.ledger.catalog.seals import SealedQuote, seal_quote
-from holdfast.ledger.catalog.terms import PricingMode, Rate, Terms, Units
-from holdfast.ledger.ids import new_id
-from holdfast.ledger.money import CURRENCY, format_amount, format_price
-from holdfast.ledger.public_types import Amount, Currency, FreeForm, Time
-from holdfast.ledger.refusals import Refusal
-from holdfast.providers.outbound.urls import is_public_url
+from holdfast.http.schemas.common import QuoteRequest
+from holdfast.http.schemas.models import (
+    CompatibleModelList,
+    ModelBody,
+    ModelDetails,
+    ModelList,
+    QuoteBody,
+    model_body,
+    model_details,
+)
+from holdfast.http.services.quotes import made_quote
+from holdfast.ledger.catalog.quotes import model_not_found
 
 route = RouteTable("Models")
-
-
-class TierBody(msgspec.Struct, frozen=True):
-    """Base prices that apply to some inputs only."""
-
-    when: dict[str, str | int | bool]
-    """The values that the input must have for these prices to apply, by field."""
-    unit_price: str | None
-    """Credits per unit, a decimal string; null if it is priced by tokens."""
-    input_price: str | None
-    """Credits per unit of input tokens, a decimal string; null if it is not priced by tokens."""
-    output_price: str | None
-    """Credits per unit of output tokens, a decimal string; null if it is not priced by tokens."""
-
-
-class PricingBody(msgspec.Struct, frozen=True):
-    """Base prices in credits per unit, before the markup."""
-
-    mode: PricingMode
-    """What is counted."""
-    unit: str
-    """The unit of the prices, such as `image`, `second` or `1M tokens`."""
-    unit_price: str | None
-    """Credits per unit, a decimal string; null if the model is priced by tokens."""
-    input_price: str | None
-    """Credits per unit of input tokens, a decimal string; null if the model is not priced by tokens."""
-    output_price: str | None
-    """Credits per unit of output tokens, a decimal string; null if the model is not priced by tokens."""
-    minimum: str | None
-    """The least credits that any task costs, a decimal string; null for no minimum."""
-    tiers: list[TierBody]
-    """Prices that apply to some inputs instead; the first that fits counts."""
-
-
-class ModelBody(msgspec.Struct, frozen=True):
-    """A model. The price a customer pays is the base price times `markup_multiplier`."""
-
-    id: str
-    """The model's id, such as `studio/image-1`."""
-    object: Literal["model"]
-    created: int
-    """When the model was added, in unix seconds."""
-    owned_by: str
-    """Who made the model."""
-    modality: Modality
-    """What the model makes."""
-    type: RunType
-    """`async` models run as tasks; `sync` ones are priced only."""
-    provider: str
-    """The provider that runs it."""
-    capabilities: list[str]
-    """What the model can do, in words of the catalog."""
-    pricing: PricingBody
-    """Its base prices."""
-    markup_multiplier: str
-    """A decimal string that base prices are multiplied by."""
-    status: ModelStatus
-    """`disabled` models cannot be used, `deprecated` ones can."""
-
-
-class Estimate(msgspec.Struct, frozen=True):
-    """The expected cost."""
-
-    credits: Amount
-    """The expected cost."""
-    max_credits: Amount
-    """What will be held; the charge never exceeds it."""
-    min: Amount
-    """The least it may cost."""
-    max: Amount
-    """The most it may cost."""
-    currency: Currency
-    basis: str
-    """How it was computed, such as `per_image: 1 x 0.012`."""
-    unit: str
-    """What is counted, such as `image` or `second`."""
-    unit_price: str
-    """Credits for one unit with the markup, a decimal string; if input and output have different prices, the higher
-    one.
-    """
-    max_units: Annotated[int, msgspec.Meta(ge=0)]
-    """The most units that the task may use."""
-
-
-class ModelDetails(ModelBody, frozen=True):
-    """A model, what it takes and what it makes."""
-
-    description: str | None
-    """What the model makes; null if it is not described."""
-
-    input_schema: FreeForm
-    """JSON Schema (2020-12) of a task's `input`: the fields with their forms, bounds, defaults and descriptions.
-    A field that it does not name is refused where `additionalProperties` is false.
-    """
-
-    example_input: FreeForm | None
-    """A valid `input`, ready to be sent; null if the model has none."""
-
-    estimate: Estimate | None
-    """The quote of `example_input`, markup included; null without an example."""
-
-    output: list[str]
-    """The content types that outputs may have; empty if they are not known, or the model has no outputs."""
-
-    priced_only: bool
-    """Whether the model can be quoted, but no task can be created for it (`model_not_async`)."""
-
-
-class CompatibleModelList(msgspec.Struct, frozen=True):
-    """The listing in the format of OpenAI-compatible clients."""
-
-    object: Literal["list"]
-    data: list[ModelBody]
-    """Every model of the catalog."""
-
-
-class ModelList(msgspec.Struct, frozen=True):
-    """Every model of the catalog, with what it takes."""
-
-    data: list[ModelDetails]
-    """Every model of the catalog, disabled ones too."""
-
-
-class QuoteBody(msgspec.Struct, frozen=True):
-    """A price at which a task may be created until ``expires_at``."""
-
-    model: str
-    """The model's id."""
-    quote_id: str
-    """The quote, `quo_…`; sent with the task, it is charged by this price."""
-    catalog_version: str
-    """Names the catalog that the price is from."""
-    account_id: str | None
-    """The account of the credential, the only one that may use the quote; null for a request without one."""
-    brand_id: str
-    """The brand that sells the credit, a setting."""
-    input_hash: str
-    """The SHA-256 of the input in canonical JSON."""
-    currency: Currency
-    expires_at: Time
-    """Until when the quote may be used."""
-    provider_quote_hash: str
-    """A hash of the prices and terms that the quote is made of."""
-    exact: bool
-    """Whether the charge will be the estimate; false if it depends on the result."""
-    estimate: Estimate
-    """The expected cost."""
 
 
 @route(
@@ -182,7 +29,7 @@ class QuoteBody(msgspec.Struct, frozen=True):
 async def list_compatible_models(call: Call) -> Outcome:
     """A credential is not needed; one that is sent is ignored."""
     models = call.deps.catalog().models.values()
-    return CompatibleModelList(object="list", data=[_model(ModelBody, model) for model in models])
+    return CompatibleModelList(object="list", data=[model_body(ModelBody, model) for model in models])
 
 
 @route(
@@ -196,7 +43,7 @@ async def read_model(call: Call) -> Outcome:
     """A disabled model is shown too, with its status."""
     model_id, catalog = call.path["model_id"], call.deps.catalog()
     model = catalog.models.get(model_id)
-    return model_not_found(model_id, catalog.models) if model is None else _details(catalog, model)
+    return model_not_found(model_id, catalog.models) if model is None else model_details(catalog, model)
 
 
 @route(
@@ -208,7 +55,7 @@ async def read_model(call: Call) -> Outcome:
 async def list_models(call: Call) -> Outcome:
     """Disabled models are listed with their status."""
     catalog = call.deps.catalog()
-    return ModelList(data=[_details(catalog, model) for model in catalog.models.values()])
+    return ModelList(data=[model_details(catalog, model) for model in catalog.models.values()])
 
 
 @route(
@@ -226,70 +73,4 @@ async def quote(call: Call) -> Outcome:
 
     Nothing is held. With a credential only its account may use the quote.
     """
-    deps, body = call.deps, call.body(QuoteRequest)
-    priced = await call.compute(
-        partial(
-            quote_input,
-            deps.catalog(),
-            body.model,
-            body.input,
-            base_url=deps.urls.base,
-            is_public=is_public_url,
-        )
-    )
-    if isinstance(priced, Refusal):
-        return priced
-    account_id = await call.account_of_caller()
-    sealed = SealedQuote(
-        quote_id=new_id("quo"),
-        terms=priced.terms,
-        account_id=account_id,
-        brand_id=deps.settings.brand_id,
-        expires_at=deps.now() + timedelta(seconds=deps.settings.quote_ttl_s),
-    )
-    return render(
-        QuoteBody,
-        priced.terms,
-        sealed,
-        quote_id=seal_quote(sealed, deps.settings.quote_keys[0]),
-        currency=CURRENCY,
-        estimate=_estimate(priced.terms),
-    )
-
-
-def _unit_price(rate: Rate) -> str:
-    given = [price for price in (rate.unit_price, rate.input_price, rate.output_price) if price is not None]
-    return max(given, key=Decimal, default="0")
-
-
-def _model(shape: type[S], model: Model, **fields: object) -> S:
-    return render(shape, model, object="model", provider=model.upstream.provider, **fields)
-
-
-def _details(catalog: Catalog, model: Model) -> ModelDetails:
-    example = catalog.examples.get(model.id)
-    return _model(
-        ModelDetails,
-        model,
-        estimate=None if example is None else _estimate(example),
-        output=model.hosting.content_types,
-    )
-
-
-def _estimate(terms: Terms) -> Estimate:
-    return Estimate(
-        credits=format_amount(terms.estimate_micro),
-        max_credits=format_amount(terms.hold_micro),
-        min=format_amount(terms.minimum_micro),
-        max=format_amount(terms.maximum_micro),
-        currency=CURRENCY,
-        basis=terms.basis,
-        unit=terms.rate.unit,
-        unit_price=format_price(_unit_price(terms.rate)),
-        max_units=_count(terms.largest),
-    )
-
-
-def _count(units: Units) -> int:
-    """Return the largest amount of work; only one kind of unit is ever above zero, or both kinds of token."""
-    return units.units + units.tokens_in + units.tokens_out
+    return await made_quote(call, call.body(QuoteRequest))

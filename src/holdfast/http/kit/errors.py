@@ -90,7 +90,9 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "exceeds_calling_key": ErrorRow(403, PERMISSION, "an API key was to give another more than it has itself"),
     "not_made_by_key": ErrorRow(403, PERMISSION, "an API key was to change or revoke a key that it has not made"),
     "insufficient_role": ErrorRow(403, PERMISSION, "the account is no operator's, or the operator may only read"),
-    "cross_origin_request": ErrorRow(403, PERMISSION, "a page of another origin made an operator's request"),
+    "cross_origin_request": ErrorRow(
+        403, PERMISSION, "a page of another origin made an operator's or an agent's request"
+    ),
     "invalid_csrf_token": ErrorRow(
         403, PERMISSION, "an operator's change by cookie lacks the session's `X-CSRF-Token`"
     ),
@@ -166,7 +168,11 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "lot_limit_reached": ErrorRow(409, CONFLICT, "too many lots of credit of which something is left", final=True),
     "sandbox_disabled": ErrorRow(403, PERMISSION, "the sandbox is disabled"),
     "insufficient_credit": ErrorRow(402, CREDIT, "less is available than must be held"),
-    "max_credits_exceeded": ErrorRow(402, CREDIT, "the task can cost more than the request's `max_credits`"),
+    "max_credits_exceeded": ErrorRow(
+        402,
+        CREDIT,
+        "the task can cost more than the request's `max_credits`, or its API key's `max_credits_per_task`",
+    ),
     # Limits.
     "key_limit_exceeded": ErrorRow(402, CREDIT, "the hold exceeds what is left of the API key's `limit`"),
     "account_limit_exceeded": ErrorRow(402, CREDIT, "the hold exceeds what is left of the account's `limit`"),
