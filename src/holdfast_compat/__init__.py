@@ -1,1 +1,1 @@
-"""OpenAI's and Replicate's APIs for their unmodified clients, translated to what the service does."""
+"""OpenAI's and Replicate's APIs for their unmodified clients, and the Model Context Protocol for agents."""

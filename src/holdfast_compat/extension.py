@@ -1,4 +1,4 @@
-"""What the two APIs add to the front end: endpoints, the form of errors that Replicate's clients read, webhooks."""
+"""What the APIs for other clients add to the front end: endpoints, the form of Replicate's errors, webhooks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from holdfast_compat.replicate.schemas import BASE, webhook_body
 
 EXTENSION: Final = Extension(
     name="compat",
-    routes=(*routes_below("holdfast_compat.openai"), *routes_below("holdfast_compat.replicate")),
+    routes=(
+        *routes_below("holdfast_compat.openai"),
+        *routes_below("holdfast_compat.replicate"),
+        *routes_below("holdfast_compat.mcp"),
+    ),
     examples=files("holdfast_compat") / "responses.json",
     bases=(BASE,),
     error_form=PROBLEMS,

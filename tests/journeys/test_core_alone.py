@@ -14,7 +14,7 @@ from .scripted_provider import IMAGE, PICTURE, Script, ScriptedProvider
 from .task_scenarios import CREDIT, TaskRun
 
 LACKING = {
-    "no APIs for OpenAI's and Replicate's clients: holdfast-compat is not installed",
+    "no APIs for OpenAI's and Replicate's clients, and for agents: holdfast-compat is not installed",
     "no pages for operators and accounts: holdfast-console is not installed",
 }
 ELSEWHERE = (

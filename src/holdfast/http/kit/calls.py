@@ -243,9 +243,10 @@ class Call:
         """Read the body and parse it."""
         self.raw = raw = await self.request.read_body(bytes_max, count)
         self.body_bytes = len(raw)
+        self._is_heavy = len(raw) > LIGHT_BYTES_MAX
         if self.route.raw_body_bytes_max is not None:
             return None
-        size = json_size(raw, LIGHT_VALUES_MAX) if len(raw) <= LIGHT_BYTES_MAX else None
+        size = None if self._is_heavy else json_size(raw, LIGHT_VALUES_MAX)
         self._is_heavy = size is None
         refusal = await self.compute(partial(self._read_body, raw, size))
         return None if refusal is None else await self.refuse_authenticated(refusal)

@@ -30,7 +30,7 @@ from holdfast.ledger.tasks.task import Task, WebhookFormat
 
 GROUP: Final = "holdfast.extensions"
 EXTENSIONS: Final = {
-    "compat": "APIs for OpenAI's and Replicate's clients",
+    "compat": "APIs for OpenAI's and Replicate's clients, and for agents",
     "console": "pages for operators and accounts",
 }
 """What each extension of this repository is for; its distribution is ``holdfast-`` and its name."""

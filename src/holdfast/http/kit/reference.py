@@ -96,6 +96,7 @@ CUSTOMERS: Final = Reference(
         "Cards": "Saved cards, and the automatic top-up that charges them.",
         "OpenAI": "For OpenAI's clients, with `/v1` as their base URL.",
         "Replicate": "For Replicate's clients, with `/replicate` as their base URL.",
+        "Agents": "For agents: the Model Context Protocol.",
         "Events": "Requests of this service to yours, signed as Standard Webhooks says.",
         "Callbacks": (
             "For providers. Signatures are `t=<unix>,v1=<hex>`, the HMAC-SHA256 of `<t>.<raw body>`; 300 seconds "

@@ -141,6 +141,7 @@ class _Upload:
         self._origin = call.origin()
         self._at_end = at_end
         self._bytes = at_end.enter_context(call.deps.storage.uploaded_bytes.counted(account_id, self._origin))
+        self._files_max = call.route.files_max or 1
         self._files_count = 0
         """Of the account, when its total was read."""
         self._files: list[_Incoming] = []
@@ -148,11 +149,11 @@ class _Upload:
     async def begin(self, part: str, filename: str | None) -> _Incoming:
         """Begin a file; what is added to it is in memory, then in a temporary file."""
         settings = self._call.deps.settings
-        if len(self._files) >= self._call.route.files_max:
+        if len(self._files) >= self._files_max:
             raise _Refused(invalid_parameter(part, f"is one file too many; the maximum is {len(self._files)}"))
         if not self._files:
             await self._check_room()
-        memory_bytes_max = SPOOL_MEMORY_BYTES // self._call.route.files_max
+        memory_bytes_max = SPOOL_MEMORY_BYTES // self._files_max
         spool = Spool(settings.data_dir / "incoming", memory_bytes_max=memory_bytes_max)
         self._at_end.callback(spool.close)
         self._files.append(_Incoming(self, part, filename, settings.file_bytes_max, spool))
@@ -288,6 +289,20 @@ async def receive_file(
         if not stored:
             raise _Refused(missing_parameter(part))
         return stored[0]
+
+    return await _receive(call, account_id, receive)
+
+
+async def store_content(
+    call: Call, account_id: str, content: bytes, *, filename: str | None, param: str
+) -> FileRow | Refusal:
+    """Store a file that a request has among its values, as ``param``, as :func:`receive_file` stores a body."""
+
+    async def receive(upload: _Upload) -> FileRow:
+        incoming = await upload.begin(param, filename)
+        await incoming.add(content)
+        [stored] = await upload.store(call.deps.settings.file_retention_s)
+        return stored
 
     return await _receive(call, account_id, receive)
 

@@ -33,15 +33,15 @@ def file_not_found(file_id: str) -> Refusal:
     return Refusal(code="file_not_found", message=f"The file {shown(file_id)} does not exist, or has expired.")
 
 
-async def own_file(call: Call) -> FileRow | Refusal:
-    """Authenticate the key and return its account's file of the path.
+async def own_file(call: Call, file_id: str | None = None) -> FileRow | Refusal:
+    """Authenticate the key and return its account's file, by default the path's.
 
     Refuses: 1. as the key is refused; 2. ``file_not_found``.
     """
     key = await call.verify_key()
     if isinstance(key, Refusal):
         return key
-    file_id = call.path["file_id"]
+    file_id = call.path["file_id"] if file_id is None else file_id
     file = await call.deps.find_by_id(file_by_id, file_id)
     if file is None or file.account_id != key.account_id or file.expires_at <= call.deps.now():
         return file_not_found(file_id)

@@ -358,9 +358,12 @@ def _retry_command(
     return CreateTask(request, TASKS_WRITE, idempotency)
 
 
-async def canceled_task(call: Call) -> Task | Refusal:
-    """Cancel the task of the path, and return it. Refuses: 1. as :func:`own_task`; 2. ``task_already_terminal``."""
-    found = await own_task(call)
+async def canceled_task(call: Call, request_id: str | None = None) -> Task | Refusal:
+    """Cancel a task, by default the path's, and return it.
+
+    Refuses: 1. as :func:`own_task`; 2. ``task_already_terminal``.
+    """
+    found = await own_task(call, request_id)
     if isinstance(found, Refusal):
         return found
     done = await call.ask(call.deps.tasks.ref(found.request_id), CancelTask())
