@@ -119,6 +119,30 @@ async def test_of_100_parallel_tasks_those_the_keys_limit_covers_are_accepted(
     assert_audit_clean(systems[0].database)
 
 
+async def test_no_task_of_a_key_costs_more_than_each_may(
+    start_system: StartSystem, new_task: NewTask, clock: Clock
+) -> None:
+    """Whichever process decides it, and before anything is held; a change counts for the next task."""
+    systems = [await start_system(now=clock) for _ in range(2)]
+    account_id, free_key = await systems[0].open_account(100 * CREDIT)
+    key_id = await limited_key(systems[0], account_id, day(50), max_credits_per_task_micro=2 * CREDIT)
+    for system in systems:
+        reply = await system.ask(account_id, new_task(key_id, hold_micro=2 * CREDIT + 1))
+        assert isinstance(reply, Refusal)
+        assert (reply.code, reply.required_micro) == ("max_credits_exceeded", 2 * CREDIT + 1)
+        assert reply.message == "The task can cost 2.000001 credits; a task of this API key may cost 2.00 at most."
+        assert (await created(system, account_id, new_task(key_id, hold_micro=2 * CREDIT))).startswith("task_")
+        assert (await created(system, account_id, new_task(free_key, hold_micro=3 * CREDIT))).startswith("task_")
+    await systems[0].ask(account_id, ChangeApiKey(key_id, {"max_credits_per_task_micro": None}))
+    assert (await created(systems[1], account_id, new_task(key_id, hold_micro=3 * CREDIT))).startswith("task_")
+    await systems[1].ask(account_id, ChangeApiKey(key_id, {"max_credits_per_task_micro": CREDIT}))
+    keyed = new_task(key_id, hold_micro=2 * CREDIT, key="mine")
+    assert await created(systems[0], account_id, keyed) == "max_credits_exceeded"
+    found = (await in_rows(systems[0].database, account_id))[key_id, "day"]
+    assert found.held_micro == 7 * CREDIT
+    assert_audit_clean(systems[0].database)
+
+
 async def test_the_next_window_is_empty_and_yesterdays_holds_are_not_in_it(
     system: Any, new_task: NewTask, clock: Clock
 ) -> None:

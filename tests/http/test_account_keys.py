@@ -94,6 +94,37 @@ async def test_a_new_key_is_shown_once_with_calls_that_use_it(api: Api, owner: A
     assert secret not in (await owner.read(KEYS)).text
 
 
+async def test_the_preset_for_an_agent_fills_in_the_form(api: Api, owner: AccountReader) -> None:
+    """A limit a day, a cap on each task, the models that are there now, and the address that the agent is told."""
+    assert f"{KEYS}?preset=agent#new" in (await owner.read(KEYS)).links
+    assert f"{api.public_url}/mcp" in (await owner.read(f"{KEYS}?preset=agent")).text
+    preset = await owner.get(f"{KEYS}?preset=agent")
+    form = html.unescape(preset.text).partition('action="/account/keys/create"')[2].partition("</form>")[0]
+    given = dict(re.findall(r'<input[^>]* name="([\w.:]+)"[^>]* value="([^"]*)"', form))
+    checked = re.findall(r'<input[^>]* name="(scope[\w.:]+)"[^>]* checked', form)
+    assert {name: given[name] for name in ("name", "credits", "max_credits_per_task")} == {
+        "name": "agent", "credits": "5.00", "max_credits_per_task": "0.50",
+    }  # fmt: skip
+    assert "studio/image-1" in given["models"]
+    assert re.search(r'<option value="day" selected', form)
+    assert checked == ["scope.tasks:read", "scope.tasks:write", "scope.account:read"]
+
+    made: list[CreateApiKey] = []
+
+    async def answer(_key: str, command: Any) -> ApiKeyRecord:
+        made.append(command)
+        return created(command, api)
+
+    api.accounts.answer = answer
+    fields = {name: given[name] for name in ("name", "credits", "models", "max_credits_per_task")}
+    scopes = dict.fromkeys(checked, "true")
+    response = await owner.send(f"{KEYS}/create", **await form_of(owner, KEYS), window="day", **fields, **scopes)
+    assert response.status_code == 200, response.text
+    [command] = made
+    assert (command.limit, command.terms.max_credits_per_task_micro) == (Limit(5_000_000, "day"), 500_000)
+    assert command.terms.models == tuple(given["models"].split(", "))
+
+
 async def test_what_is_left_empty_has_no_bound(api: Api, owner: AccountReader) -> None:
     key_id = "key_" + "2" * 32
     form = await form_of(owner, KEYS)

@@ -52,6 +52,8 @@ BAD: list[tuple[dict[str, Any], int, str, str | None, str]] = [
     ({"models": ["nowhere/*"]}, 404, "model_not_found", "models", "'nowhere/*'"),
     ({"models": ["*"]}, 404, "model_not_found", "models", "'*'"),
     ({"models": ["studio/image*"]}, 404, "model_not_found", "models", "'studio/image*'"),
+    ({"max_credits_per_task": "0"}, 400, "invalid_amount", "max_credits_per_task", "above zero"),
+    ({"max_credits_per_task": 5}, 400, "invalid_parameter", "max_credits_per_task", "not a JSON number"),
     ({"name": "a\nb"}, 400, "invalid_parameter", "name", "unprintable"),
 ]
 
@@ -96,11 +98,14 @@ async def test_a_key_is_created_with_its_terms(api: Api) -> None:
         "expires_at": "2026-12-24T18:00:00+01:00",
         "models": ["studio/*", MODEL, MODEL],
         "limit": OF_A_DAY,
+        "max_credits_per_task": "0.5",
     }
     answer = (await api.as_session("POST", KEYS, json=body)).json()
     [(_, command)] = api.accounts.asked
     assert isinstance(command, CreateApiKey)
     assert (command.terms.models, command.limit) == (("studio/*", MODEL), Limit(5_000_000, "day"))
+    assert command.terms.max_credits_per_task_micro == 500_000
+    assert answer["max_credits_per_task"] == "0.50"
     shown = {name: answer[name] for name in ("expires_at", "models", "limit", "spent", "resets_at", "paused")}
     assert shown == {
         "expires_at": "2026-12-24T17:00:00.000Z",
@@ -123,6 +128,8 @@ async def test_a_change_names_only_what_was_sent(api: Api) -> None:
             {"limit": None, "models": None, "expires_at": None},
             ChangeApiKey(api.key_id, {"models": (), "expires_at": None}, None),
         ),
+        ({"max_credits_per_task": "0.5"}, ChangeApiKey(api.key_id, {"max_credits_per_task_micro": 500_000})),
+        ({"max_credits_per_task": None}, ChangeApiKey(api.key_id, {"max_credits_per_task_micro": None})),
         ({"limit": OF_A_DAY}, ChangeApiKey(api.key_id, {}, Limit(5_000_000, "day"))),
     ):
         response = await api.as_session("PATCH", path, json=body)

@@ -24,7 +24,7 @@ from holdfast.ledger.credit.limits import Spending
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.persistence.records import tables
-from holdfast_compat.mcp.results import IMAGE_BYTES_MAX
+from holdfast_compat.mcp.results import IMAGES_BYTES_MAX
 from holdfast_compat.mcp.tools import TOOLS
 
 from .api import Api
@@ -358,7 +358,9 @@ async def test_a_repeated_call_with_its_key_has_the_same_task(api: Api) -> None:
     await tool(api, "create_task", {**keyed, "max_credits": "0.06"})
     first, second, third = [command.idempotency for _, command in api.accounts.asked]
     assert first == second
-    assert first.key == third.key == "mine"
+    assert first is not None
+    assert third is not None
+    assert (first.key, third.key) == ("mine", "mine")
     assert first.fingerprint != third.fingerprint
 
     api.accounts.answer = OutcomeUnknown("no reply")
@@ -433,7 +435,7 @@ async def test_an_image_that_is_small_is_part_of_the_result(api: Api) -> None:
 
 @pytest.mark.parametrize("case", ["large", "sound", "missing"])
 async def test_other_results_are_links_alone(api: Api, case: str) -> None:
-    content = PNG + bytes(IMAGE_BYTES_MAX if case == "large" else 0)
+    content = PNG + bytes(IMAGES_BYTES_MAX if case == "large" else 0)
     await api.add_task(ended(content, content_type="audio/wav" if case == "sound" else "image/png"))
     if case != "missing":
         extension = "wav" if case == "sound" else "png"
@@ -473,10 +475,13 @@ async def test_the_account_shows_what_is_left_of_each_limit(api: Api) -> None:
     )
     await api.write(
         tables.account_limits.insert().values(
-            account_id=ACCOUNT, limit_window="month", limit_micro=9_000_000, window_start=NOW.replace(day=1, hour=0),
+            account_id=ACCOUNT,
+            limit_window="month",
+            limit_micro=9_000_000,
+            window_start=NOW.replace(day=1, hour=0),
             captured_micro=10_000_000,
         )
-    )  # fmt: skip
+    )
     shown = (await tool(api, "get_account", {}, credential=key.secret))["structuredContent"]
     assert shown == {
         "account_id": ACCOUNT,

@@ -24,9 +24,10 @@ from holdfast.providers.storage.base import AssetMissing, asset_key
 from holdfast.providers.storage.sniffing import EXTENSIONS
 from holdfast_compat.mcp.views import ShownFile, ShownTask
 
-IMAGE_BYTES_MAX: Final = 512 * 1024
-IMAGES_BYTES_MAX: Final = 1024 * 1024
-"""The limits of the images that are part of a result, each and together. Larger ones are links only."""
+IMAGES_BYTES_MAX: Final = 512 * 1024
+"""The limit of the images that are part of a result, together: clients take events of a megabyte, and base64 adds a
+third. Others are links only.
+"""
 
 _ASK_OWNER: Final = "Stop creating tasks and ask the owner of the account for credit."
 
@@ -86,7 +87,7 @@ async def _images(call: Call, stored: Sequence[StoredImage]) -> list[dict[str, o
     left = IMAGES_BYTES_MAX
     for sha256, content_type, size in stored:
         is_image = content_type is not None and content_type.startswith("image/")
-        if sha256 is None or size is None or not is_image or size > min(left, IMAGE_BYTES_MAX):
+        if sha256 is None or size is None or not is_image or size > left:
             continue
         assert content_type is not None
         try:

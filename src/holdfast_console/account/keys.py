@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from holdfast.http.endpoints.api_keys import (
@@ -49,6 +50,9 @@ SCOPE_WORDS: Final[dict[str, dict[str, str]]] = {
     },
 }
 """What each scope allows, in the groups of the form."""
+AGENT_SCOPES: Final = ("tasks:read", "tasks:write", "account:read")
+AGENT_MODELS_MAX: Final = 20
+"""How many models the form for an agent's key lists; with more, the owner names those that it may use."""
 WINDOW_WORDS: Final = {"day": "a day", "week": "a week", "month": "a month", "total": "in total"}
 
 view = ViewTable(Auth.SESSION)
@@ -61,6 +65,7 @@ async def keys(visit: Visit) -> ViewResult:
     shows_all = visit.parameter("all") == "1"
     listed = [] if isinstance(found, Refusal) else found.data
     limits = await visit.read(read_limits, AccountLimitList)
+    models, is_for_agent = await model_ids(visit), visit.parameter("preset") == "agent"
     values = {
         "found": found,
         "names": {key.api_key_id: key.name for key in listed},
@@ -69,10 +74,13 @@ async def keys(visit: Visit) -> ViewResult:
         "revoked": sum(key.revoked_at is not None for key in listed),
         "shows_all": shows_all,
         "scopes": SCOPE_WORDS,
-        "usual": SCOPES,
+        "usual": AGENT_SCOPES if is_for_agent else SCOPES,
         "windows": list(WINDOW_WORDS.items()),
         "window_words": WINDOW_WORDS,
-        "models": await model_ids(visit),
+        "models": models,
+        "is_for_agent": is_for_agent,
+        "preset": _agent_preset(models) if is_for_agent else (),
+        "mcp_url": f"{visit.call.deps.urls.base}/mcp",
         "limits": limits,
         "by_window": {} if isinstance(limits, Refusal) else {each.window: each for each in limits.limits},
     }
@@ -130,6 +138,11 @@ async def change_limits(visit: Visit) -> ViewResult:
     return done if isinstance(done, Refusal) else _done("The account's limits are set.")
 
 
+def _agent_preset(models: Sequence[str]) -> tuple[str, ...]:
+    """Return the first values of the form for an agent's key: a limit a day, a cap on each task, and models."""
+    return "agent", ", ".join(models) if len(models) <= AGENT_MODELS_MAX else "", "", "5.00", "day", "0.50"
+
+
 def _terms(visit: Visit) -> dict[str, object]:
     """Return the fields of a key's form as the endpoints take them. What is left empty has no bound."""
     form = visit.form
@@ -140,6 +153,7 @@ def _terms(visit: Visit) -> dict[str, object]:
         "expires_at": f"{form['expires_at']}T00:00:00Z" if "expires_at" in form else None,
         "models": models or None,
         "limit": {"credits": form["credits"], "window": form.get("window", "")} if limited else None,
+        "max_credits_per_task": form.get("max_credits_per_task"),
     }
 
 
