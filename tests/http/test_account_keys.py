@@ -95,7 +95,7 @@ async def test_a_new_key_is_shown_once_with_calls_that_use_it(api: Api, owner: A
 
 
 async def test_the_preset_for_an_agent_fills_in_the_form(api: Api, owner: AccountReader) -> None:
-    """A limit a day, a cap on each task, the models that are there now, and the address that the agent is told."""
+    """A limit a day, a cap on each task, the models that are there now, and the address for its client."""
     assert f"{KEYS}?preset=agent#new" in (await owner.read(KEYS)).links
     assert f"{api.public_url}/mcp" in (await owner.read(f"{KEYS}?preset=agent")).text
     preset = await owner.get(f"{KEYS}?preset=agent")

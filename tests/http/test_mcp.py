@@ -265,7 +265,7 @@ async def test_what_another_account_has_does_not_exist(api: Api) -> None:
     assert not api.tasks.asked
 
 
-async def test_tools_are_described_with_the_prices_of_the_models_that_the_key_may_use(api: Api) -> None:
+async def test_tools_are_described_with_the_prices_for_the_key(api: Api) -> None:
     tools = {each["name"]: each for each in (await asked(api, "tools/list"))["tools"]}
     assert tools.keys() == READS | WRITES
     described = tools["create_task"]["description"]

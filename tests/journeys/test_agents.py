@@ -140,7 +140,7 @@ async def test_no_key_gets_more_by_a_client_than_it_has(shared_service: Service,
 
 
 class Agent:
-    """An agent that calls tools, one after the other, and reads what it is told."""
+    """An agent that calls tools, one after the other, and reads the results."""
 
     def __init__(self, customer: Customer) -> None:
         self._customer = customer
@@ -161,7 +161,7 @@ class Agent:
 async def test_an_agent_that_loops_spends_its_limit_and_no_more(
     new_service: NewService, new_customer: NewCustomer
 ) -> None:
-    """It ignores that it is told to stop, and asks for as many tasks as it can."""
+    """It ignores that the texts say to stop, and asks for as many tasks as it can."""
     service = new_service()
     service.start()
     owner = await new_customer(service, credit="100.00")
@@ -172,14 +172,14 @@ async def test_an_agent_that_loops_spends_its_limit_and_no_more(
         "input": {"prompt": "again", "width": 256, "height": 256},
         "max_credits": "0.03",
     }
-    told: list[str] = []
+    texts: list[str] = []
 
     async def loop(count: int) -> None:
         agent = Agent(customer)
         for _ in range(count):
             result = await agent.call("create_task", new)
             if result.get("isError"):
-                told.append(result["content"][0]["text"])
+                texts.append(result["content"][0]["text"])
 
     async with trio.open_nursery() as nursery:
         for _ in range(8):
@@ -187,13 +187,13 @@ async def test_an_agent_that_loops_spends_its_limit_and_no_more(
     created = await owner.all_ended(within_s=600)
     spent = sum(Decimal(each["usage"]["cost_credits"]) for each in created.values())
     assert all(each["status"] in ENDED for each in created.values())
-    assert len(told) == LOOPS // 8 * 8 - len(created)
+    assert len(texts) == LOOPS // 8 * 8 - len(created)
     # To the micro: what is left is less than one task costs, and all of it was refused.
     assert limit - price < spent <= limit
     assert spent == len(created) * price == limit // price * price
     assert (await owner.totals()).balance == Decimal(100) - spent
-    assert {each.split(":")[0] for each in told} == {"key_limit_exceeded"}
-    assert all("Stop creating tasks" in each and "it resets at " in each for each in told)
+    assert {each.split(":")[0] for each in texts} == {"key_limit_exceeded"}
+    assert all("Stop creating tasks" in each and "it resets at " in each for each in texts)
     # The cap holds whatever is asked for, also by the other APIs.
     dear = {**new, "input": {"prompt": "many", "n": 4}, "max_credits": "5"}
     result = await Agent(customer).call("create_task", dear)

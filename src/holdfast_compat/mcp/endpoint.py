@@ -36,7 +36,7 @@ from holdfast_compat.mcp.messages import (
     VERSION_WITH_BATCHES,
     VERSIONS,
     Id,
-    Malformed,
+    MalformedMessage,
     Message,
     Request,
     RpcError,
@@ -126,11 +126,11 @@ async def receive_message(call: Call) -> Outcome:
     call.raw = b""
     version = next(iter(call.request.sent[b"mcp-protocol-version"]), VERSION_WITH_BATCHES)
     at = ToolCall(call, key, trio.current_time() + WAIT_MAX_S)
-    if isinstance(found, Request | Malformed | None):
+    if isinstance(found, Request | MalformedMessage | None):
         return await _answer_one(at, found, version)
     if version != VERSION_WITH_BATCHES:
         message = f"The revision {version[:40]} has no batches."
-        return _malformed(Malformed(None, RpcError(INVALID_REQUEST, message)))
+        return _malformed(MalformedMessage(None, RpcError(INVALID_REQUEST, message)))
     answers = [answer for each in found if (answer := await _answer_in_batch(at, each)) is not None]
     return _json(answers) if answers else Response(b"", status=202)
 
@@ -144,12 +144,14 @@ def _is_own_origin(call: Call) -> bool:
 async def _answer_one(at: ToolCall, message: Message, version: str) -> Outcome:
     if message is None:
         return Response(b"", status=202)
-    if isinstance(message, Malformed):
+    if isinstance(message, MalformedMessage):
         return _malformed(message)
     if version not in VERSIONS and message.method != "initialize":
         data = {"supported": list(VERSIONS), "requested": version[:40]}
         return _malformed(
-            Malformed(message.id, RpcError(UNSUPPORTED_VERSION, "The protocol's revision is not known.", data))
+            MalformedMessage(
+                message.id, RpcError(UNSUPPORTED_VERSION, "The protocol's revision is not known.", data)
+            )
         )
     accepted = ",".join(at.call.request.sent[b"accept"])
     if message.method == "tools/call" and message.params.get("name") == _WAITING and EVENT_STREAM in accepted:
@@ -160,7 +162,7 @@ async def _answer_one(at: ToolCall, message: Message, version: str) -> Outcome:
 async def _answer_in_batch(at: ToolCall, message: Message) -> dict[str, object] | None:
     if message is None:
         return None
-    if isinstance(message, Malformed):
+    if isinstance(message, MalformedMessage):
         return error_message(message.id, message.error)
     if message.method == "initialize":
         return error_message(message.id, RpcError(INVALID_REQUEST, "initialize must not be part of a batch."))
@@ -289,6 +291,6 @@ def _json(message: object) -> Response:
     return Response(msgspec.json.encode(message), status=200, content_type="application/json")
 
 
-def _malformed(message: Malformed) -> Response:
+def _malformed(message: MalformedMessage) -> Response:
     body = msgspec.json.encode(error_message(message.id, message.error))
     return Response(body, status=400, content_type="application/json")

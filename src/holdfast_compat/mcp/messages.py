@@ -46,14 +46,14 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Malformed:
+class MalformedMessage:
     """A message that is no request, notification or response, with the id that it has."""
 
     id: Id | None
     error: RpcError
 
 
-Message: TypeAlias = Request | Malformed | None
+Message: TypeAlias = Request | MalformedMessage | None
 """A message. None: a notification or a response, which is taken and not answered."""
 
 
@@ -65,24 +65,26 @@ def read_messages(raw: bytes) -> Sequence[Message] | Message:
     try:
         if start != b"[":
             msgspec.json.decode(raw)
-            return Malformed(None, RpcError(INVALID_REQUEST, "The body must be a JSON-RPC message, an object."))
+            return MalformedMessage(
+                None, RpcError(INVALID_REQUEST, "The body must be a JSON-RPC message, an object.")
+            )
         parts = msgspec.json.decode(raw, type=list[msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Malformed(None, RpcError(PARSE_ERROR, "The body is not JSON."))
+        return MalformedMessage(None, RpcError(PARSE_ERROR, "The body is not JSON."))
     if not 1 <= len(parts) <= BATCH_MAX:
-        return Malformed(None, RpcError(INVALID_REQUEST, f"A batch has 1 to {BATCH_MAX} messages."))
+        return MalformedMessage(None, RpcError(INVALID_REQUEST, f"A batch has 1 to {BATCH_MAX} messages."))
     return [_read_message(bytes(each)) for each in parts]
 
 
 def _read_message(raw: bytes) -> Message:
     found = bodies.parse_object(raw)
     if isinstance(found, Refusal):
-        return Malformed(None, RpcError(PARSE_ERROR, found.message))
+        return MalformedMessage(None, RpcError(PARSE_ERROR, found.message))
     sent_id, method, params = found.get("id"), found.get("method"), found.get("params", {})
     known_id = sent_id if isinstance(sent_id, str | int) and not isinstance(sent_id, bool) else None
 
-    def refused(code: int, message: str) -> Malformed:
-        return Malformed(known_id, RpcError(code, message))
+    def refused(code: int, message: str) -> MalformedMessage:
+        return MalformedMessage(known_id, RpcError(code, message))
 
     if found.get("jsonrpc") != "2.0":
         return refused(INVALID_REQUEST, 'The message must have "jsonrpc": "2.0".')

@@ -358,7 +358,7 @@ async def cancel_task(at: ToolCall, wanted: TaskNamed) -> dict[str, object] | Re
 
 @_tool("List tasks", TasksWanted, TASKS_READ)
 async def list_tasks(at: ToolCall, wanted: TasksWanted) -> dict[str, object] | Refusal:
-    """List the account's newest tasks, whoever created them. Costs nothing."""
+    """List the account's newest tasks, of all its keys. Costs nothing."""
     call, account_id = at.call, at.key.account_id
     found = await call.read(lambda rows: tasks_of_account(rows, account_id, limit=wanted.limit))
     urls, now = call.deps.urls, call.deps.now()
