@@ -255,7 +255,6 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         "fetch_asset": Good(query=dict(link.params)),
         "upload_file": Good(files={"file": PICTURE}),
         "upload_own_file": Good(files={"file": PICTURE}),
-        "receive_message": Good({"jsonrpc": "2.0", "id": 1, "method": "ping"}),
         "upload_replicate_file": Good(files={"content": PICTURE}),
     }
     sessions = {name: other.session for name, other in others.items()}
