@@ -18,8 +18,8 @@ from tests.event_streams import StreamReader
 from holdfast.actors.account.messages import CreateTask, TaskAccepted
 from holdfast.actors.runtime.faults import OutcomeUnknown
 from holdfast.actors.runtime.messages import Replayed
-from holdfast.http.kit.credentials import ALL_SCOPES
 from holdfast.http.kit.waiting_calls import WaitingCalls
+from holdfast.ledger.api_keys import ALL_SCOPES
 from holdfast.ledger.credit.limits import Spending
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import OutputItem, Task

@@ -19,7 +19,6 @@ from holdfast.actors.runtime.faults import OutcomeUnknown
 from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.http.kit import bodies
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.credentials import ACCOUNT_READ, TASKS_READ, TASKS_WRITE, lacking_scope
 from holdfast.http.kit.field_docs import field_docs
 from holdfast.http.kit.uploads import store_content
 from holdfast.http.kit.values import invalid_parameter, read_idempotency_key, unknown_parameter
@@ -29,6 +28,7 @@ from holdfast.http.schemas.tasks import CreateTaskRequest, DeadlineGiven
 from holdfast.http.services.files import own_file
 from holdfast.http.services.quotes import made_quote
 from holdfast.http.services.tasks import canceled_task, created_task, ended_task, own_task
+from holdfast.ledger.api_keys import ACCOUNT_READ, FILES_WRITE, TASKS_READ, TASKS_WRITE, has_scope, lacking_scope
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.catalog.models import Modality
 from holdfast.ledger.catalog.quotes import model_not_found
@@ -93,7 +93,7 @@ class Tool(Generic[A]):
 
     def read(self, key: ApiKeyRecord, sent: dict[str, Any]) -> A | Refusal:
         """Read the arguments. Refuses: 1. ``insufficient_scope``; 2. ``invalid_parameter`` and others of bodies."""
-        if self.scope not in key.terms.scopes:
+        if not has_scope(key.terms.scopes, self.scope):
             return lacking_scope(self.scope)
         known = self.arguments.__struct_encode_fields__
         unknown = next((name for name in sent if name not in known), None)
@@ -121,7 +121,7 @@ TOOLS: Final[dict[str, Tool[Any]]] = {}
 
 def tools_for(key: ApiKeyRecord) -> list[Tool[Any]]:
     """Return the tools that a key has the scopes for."""
-    return [each for each in TOOLS.values() if each.scope in key.terms.scopes]
+    return [each for each in TOOLS.values() if has_scope(key.terms.scopes, each.scope)]
 
 
 @cache
@@ -402,7 +402,7 @@ class NothingWanted(msgspec.Struct, frozen=True):
     """No arguments."""
 
 
-@_tool("Upload a file", FileGiven, TASKS_WRITE, reads_only=False)
+@_tool("Upload a file", FileGiven, FILES_WRITE, reads_only=False)
 async def upload_file(at: ToolCall, given: FileGiven) -> dict[str, object] | Refusal:
     """Store a file for inputs of models, where they take a link: give its file_id there. Costs nothing. A file that
     has a public https address needs no upload: give the address in the input.

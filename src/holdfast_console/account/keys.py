@@ -19,8 +19,8 @@ from holdfast.http.endpoints.api_keys import (
 )
 from holdfast.http.endpoints.catalog import list_models
 from holdfast.http.kit.calls import Auth
-from holdfast.ledger.api_keys import ALL_SCOPES, SCOPES
 from holdfast.http.schemas.models import ModelList
+from holdfast.ledger.api_keys import ALL_SCOPES, SCOPES
 from holdfast.ledger.credit.limits import WINDOWS
 from holdfast.ledger.refusals import Refusal
 from holdfast_console.account.samples import create_samples, example_body
