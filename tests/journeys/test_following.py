@@ -149,6 +149,63 @@ async def test_waits_are_limited_by_account_and_end_with_their_client(
     await waits(pair[0], 0)
 
 
+async def test_a_create_waits_for_its_task_and_goes_on_without_its_client(
+    pair: list[Service], provider: QuietProvider, new_customer: NewCustomer
+) -> None:
+    ada = await new_customer(pair[0], credit="10.00")
+    body = {"model": MODEL, "input": {"prompt": "a lighthouse"}}
+    path, answers = "/v2/task/create?wait=60", list[httpx2.Response]()
+
+    async def create(caller: Customer) -> None:
+        answers.append(await caller.as_key("POST", path, body, key="once"))
+
+    async with at(pair[0], ada) as here, at(pair[1], ada) as there:
+        with trio.fail_after(45):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(create, here)
+                await waits(pair[0], 1)
+                # It hangs up.
+                nursery.cancel_scope.cancel()
+            await waits(pair[0], 0)
+            [request_id] = await ada.tasks()
+            assert (await ada.totals()).held == 1
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(create, here)
+                nursery.start_soon(create, there)
+                for service in pair:
+                    await waits(service, 1)
+                await ada.submitted(request_id)
+                await call_back(ada, provider.success(request_id, event_id=request_id, sequence=9))
+        assert [ok(each)["status"] for each in answers] == ["succeeded"] * 2
+        assert ok(answers[0])["usage"]["cost_credits"] == "1.00"
+        assert {each.headers["Idempotent-Replayed"] for each in answers} == {"true"}
+        assert ok(answers[0])["request_id"] == request_id
+        again = ok(await here.as_key("POST", f"/v2/task/{request_id}/retry", {}, headers={"Prefer": "wait=1"}))
+        assert (again["retry_of"], again["status"] in ENDED) == (request_id, False)
+        assert set(await ada.tasks()) == {request_id, again["request_id"]}
+    assert [service.faults() for service in pair] == [[], []]
+
+
+@pytest.mark.slow
+async def test_a_stop_ends_the_wait_of_a_create_in_order(
+    pair: list[Service], provider: QuietProvider, new_customer: NewCustomer
+) -> None:
+    ada = await new_customer(pair[0], credit="10.00")
+    body = {"model": MODEL, "input": {"prompt": "a lighthouse"}}
+    answers: list[httpx2.Response] = []
+    async with at(pair[1], ada) as there:
+
+        async def create() -> None:
+            answers.append(await there.as_key("POST", "/v2/task/create?wait=60", body, key="once"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(create)
+            await waits(pair[1], 1)
+            assert await trio.to_thread.run_sync(pair[1].stop) == 0
+    assert ok(answers[0])["status"] not in ENDED
+    assert set(await ada.tasks()) == {ok(answers[0])["request_id"]}
+
+
 @pytest.mark.slow
 async def test_a_stop_ends_waits_and_streams_in_order(
     pair: list[Service], provider: QuietProvider, new_customer: NewCustomer

@@ -17,14 +17,12 @@ from datetime import datetime
 from typing import Final
 
 import msgspec
-import structlog
 import trio
 
 from holdfast.actors.runtime.faults import OutcomeUnknown
 from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import Bearer
-from holdfast.http.kit.errors import refusal_of_fault
 from holdfast.http.kit.listing import CURSOR, LIMIT, Position, list_of_account
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, BodyResponse, Outcome, Parameter, RouteTable
 from holdfast.http.kit.stored_content import link_parameters, refuse_link
@@ -36,7 +34,7 @@ from holdfast.http.services.tasks import (
     CREATE_ERRORS,
     accepted_task,
     canceled_task,
-    ended_task,
+    end_of_created,
     own_task,
 )
 from holdfast.ledger.api_keys import TASKS_READ, TASKS_WRITE
@@ -63,8 +61,6 @@ from holdfast_compat.replicate.schemas import (
     prediction_urls,
     with_next_address,
 )
-
-log = structlog.get_logger(__name__)
 
 route = RouteTable("Replicate", auth=Auth.API_KEY)
 
@@ -112,7 +108,6 @@ _creates: Final = functools.partial(
     "POST",
     scope=TASKS_WRITE,
     takes_input=True,
-    waits_for_end=True,
     reply=PredictionBody,
     statuses=(201,),
     parameters=(PREFER, CANCEL_AFTER, MAX_CREDITS, IDEMPOTENCY_KEY),
@@ -173,11 +168,9 @@ async def _create(call: Call, model_id: str, wanted: PredictionRequest) -> Outco
 
 
 def _wait_s(call: Call) -> float:
-    """Return how long to wait for the end of the prediction, which a key that may not read it does not see."""
+    """Return how long to wait for the end of the prediction."""
     wait_s = preferred_wait_s(call.request.sent[b"prefer"], bare_s=WAIT_MAX_S)
-    if wait_s is None or TASKS_READ not in call.known_key.scopes:
-        return 0.0
-    return WAIT_USED * min(wait_s, WAIT_MAX_S)
+    return 0.0 if wait_s is None else WAIT_USED * min(wait_s, WAIT_MAX_S)
 
 
 def _deadline_s(sent: Sequence[str]) -> int | Refusal | None:
@@ -225,8 +218,8 @@ async def _created(
     accepted = call.take_reply(reply)
     if isinstance(accepted, Refusal):
         return _as_sent(accepted, sent_as)
-    task = await _ended(call, accepted.request_id, until)
-    if task is None:
+    task = await end_of_created(call, accepted.request_id, until)
+    if task is None or not task.is_terminal:
         body = _started(call, accepted.request_id, native.model, given)
     else:
         body = msgspec.structs.replace(_body(call, task), input=given)
@@ -239,23 +232,6 @@ def _as_sent(refusal: Refusal, sent_as: Mapping[str, str]) -> Refusal:
         return as_sent(refusal, sent_as, below=BELOW)
     message = refusal.message.replace("webhook_url", "webhook")
     return msgspec.structs.replace(refusal, param="webhook", message=message)
-
-
-async def _ended(call: Call, request_id: str, until: float) -> Task | None:
-    """Return the task that was created once it has ended; None if it has not in time or cannot be read.
-
-    After an error some clients would create another one.
-    """
-    wait_s = until - trio.current_time()
-    if wait_s <= 0:
-        return None
-    try:
-        found = await ended_task(call, request_id, wait_s)
-    except Exception as fault:
-        if refusal_of_fault(fault) is None:
-            log.error("unexpected fault", exc_info=fault)
-        return None
-    return None if isinstance(found, Refusal) or not found.is_terminal else found
 
 
 def _started(call: Call, request_id: str, model_id: str, given: FreeForm) -> PredictionBody:

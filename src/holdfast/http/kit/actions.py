@@ -26,7 +26,7 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import INTERNAL_ERROR, leaves_of, refusal_of_fault
 from holdfast.http.kit.operators import MAY_ONLY_READ, Operator
 from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Handler, Media, Outcome, Parameter, RouteTable
-from holdfast.http.kit.values import NO_IDEMPOTENCY_KEY, read_prefer
+from holdfast.http.kit.values import NO_IDEMPOTENCY_KEY, read_restart_wait
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.operators.records import write_action
@@ -277,9 +277,11 @@ async def record_refused_action(call: Call) -> None:
 
 
 def _run_for(call: Call) -> ActionRun:
-    """Return a run for a request, as its header ``Prefer`` says."""
+    """Return a run for a request, as its header ``Restart-Wait`` says."""
     assert call.operator is not None, "the route of an action authenticates an operator"
-    deadline_s, while_down = read_prefer(call.request.sent[b"prefer"], call.deps.settings.ask_deadline_s)
+    deadline_s, while_down = read_restart_wait(
+        call.request.sent[b"restart-wait"], call.deps.settings.ask_deadline_s
+    )
     return ActionRun(
         call.deps, call.operator, call.origin(), deadline_s=deadline_s, while_down=while_down, sent=call.json
     )

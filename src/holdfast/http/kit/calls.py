@@ -40,7 +40,7 @@ from holdfast.http.kit.forms import Form, FormFile, is_form
 from holdfast.http.kit.operator_access import identify
 from holdfast.http.kit.operators import CSRF_HEADER, MAY_ONLY_READ, Operator, OperatorRole
 from holdfast.http.kit.requests import HoldfastRequest
-from holdfast.http.kit.values import read_idempotency_key, read_prefer
+from holdfast.http.kit.values import read_idempotency_key, read_restart_wait
 from holdfast.ledger.api_keys import SCOPES, TASKS_READ, lacking_scope
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.credentials import SessionRecord, find_api_keys, find_sessions
@@ -120,8 +120,6 @@ class Needs:
     """How many files it may have. If the route has a ``body`` too, only a form is read so."""
 
     # How it is handled.
-    waits_for_end: bool = False
-    """The header ``Prefer`` says how long to wait for the end of a task, and not for an actor."""
     action: str | None = None
     """What an operator does by it, which is then recorded."""
     is_urgent: bool = False
@@ -511,12 +509,12 @@ class Call:
         return self.request.args.to_dict(flat=False)
 
     async def ask(self, ref: AskRef, command: Command[T]) -> T | Refusal:
-        """Ask an actor, as the header ``Prefer`` says. Raises its faults, which are in the error table."""
+        """Ask an actor, as the header ``Restart-Wait`` says. Raises its faults, which are in the error table."""
         deadline_s = self.deps.settings.ask_deadline_s
-        prefer = self.request.sent[b"prefer"]
-        if not prefer or self.route.waits_for_end:
+        sent = self.request.sent[b"restart-wait"]
+        if not sent:
             return await ref.ask(command, deadline_s=deadline_s)
-        deadline_s, while_down = read_prefer(prefer, deadline_s)
+        deadline_s, while_down = read_restart_wait(sent, deadline_s)
         return await ref.ask(command, deadline_s=deadline_s, while_down=while_down)
 
     async def act(self, command: Command[T]) -> T | Refusal:

@@ -58,6 +58,7 @@ def read_amount(
 
 
 _WAIT: Final = re.compile(r'(?:^|[,;])\s*wait\s*(?:=\s*"?([0-9]{1,6})"?\s*)?(?=$|[,;])', re.ASCII | re.IGNORECASE)
+_WHOLE_SECONDS: Final = re.compile(r"[0-9]{1,6}", re.ASCII)
 _KEY_TEXT = re.compile(r"[\x20-\x7e]{1,255}", re.ASCII)
 
 NO_IDEMPOTENCY_KEY: Final = Refusal(
@@ -85,12 +86,12 @@ def preferred_wait_s(headers: Sequence[str], *, bare_s: int | None = None) -> in
     return None if match is None else int(match[1]) if match[1] else bare_s
 
 
-def read_prefer(headers: Sequence[str], deadline_s: float) -> tuple[float, WhileDown]:
+def read_restart_wait(sent: Sequence[str], deadline_s: float) -> tuple[float, WhileDown]:
     """Return the deadline of a request's asks, at most ``deadline_s``, and what they do while an actor is down.
 
-    ``wait=0`` is to fail at once, ``wait=5`` to wait up to 5 seconds. Other preferences are ignored.
+    The header ``Restart-Wait`` is 0 to fail at once, 5 to wait up to 5 seconds. Anything else is ignored.
     """
-    wait_s = preferred_wait_s(headers)
-    if wait_s is None:
+    if len(sent) != 1 or not _WHOLE_SECONDS.fullmatch(sent[0].strip()):
         return deadline_s, "queue"
+    wait_s = int(sent[0])
     return (deadline_s, "fail") if wait_s == 0 else (min(wait_s, deadline_s), "wait")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
@@ -12,7 +12,7 @@ from quart import Response
 
 from holdfast.http.kit.responses import streamed
 from holdfast.http.kit.routes import EVENT_STREAM, Media, Parameter
-from holdfast.http.kit.values import invalid_parameter
+from holdfast.http.kit.values import invalid_parameter, preferred_wait_s
 from holdfast.ledger.refusals import Refusal
 
 WAIT_MAX_S: Final = 60
@@ -29,6 +29,12 @@ WAIT: Final = Parameter(
     description="Respond when the task has ended, or after so many seconds with the task as it is then.",
     schema={"type": "number", "minimum": 0, "maximum": WAIT_MAX_S, "default": 0},
 )
+PREFER: Final = Parameter(
+    name="Prefer",
+    location="header",
+    description="`wait=5` is as the parameter `wait=5`, which counts if both are sent; `wait` alone is the most.",
+    schema={"type": "string", "examples": ["wait=5"]},
+)
 LAST_EVENT_ID: Final = Parameter(
     name="Last-Event-ID",
     location="header",
@@ -40,10 +46,13 @@ _SECONDS: Final = re.compile(r"[0-9]{1,2}(?:\.[0-9]{1,3})?", re.ASCII)
 _NUMBER: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
-def read_wait(sent: list[str]) -> float | Refusal:
-    """Parse the parameter ``wait``, 0 without one. Refuses with ``invalid_parameter``."""
+def read_wait(sent: list[str], prefer: Sequence[str]) -> float | Refusal:
+    """Parse the parameter ``wait``, or else the header ``Prefer``; 0 without a wait.
+
+    Refuses with ``invalid_parameter``. A preference is never refused: it is at most :data:`WAIT_MAX_S`.
+    """
     if not sent:
-        return 0.0
+        return float(min(preferred_wait_s(prefer, bare_s=WAIT_MAX_S) or 0, WAIT_MAX_S))
     if len(sent) > 1:
         return invalid_parameter("wait", f"was sent {len(sent)} times")
     if not _SECONDS.fullmatch(sent[0]) or float(sent[0]) > WAIT_MAX_S:

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Final, TypeAlias, TypeVar
 
 import msgspec
+import structlog
 import trio
 from prometheus_client import Counter
 from sqlalchemy import Connection
@@ -23,6 +24,7 @@ from holdfast.actors.task.messages import CancelTask, DeleteResults
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.credentials import KnownKey
 from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.errors import refusal_of_fault
 from holdfast.http.kit.values import invalid_parameter, read_amount, shown
 from holdfast.http.schemas.common import credit_path
 from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBounds
@@ -45,6 +47,8 @@ from holdfast.providers.outbound.urls import is_public_url
 from holdfast.providers.outbound.webhook_post import URL_MAX_CHARS, can_be_posted_to
 from holdfast.telemetry import metrics
 from holdfast.telemetry.traces import other_request_id, traceparent
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -305,6 +309,25 @@ async def ended_task(call: Call, request_id: str, wait_s: float) -> Task | Refus
             wait.end_with(watch)
             del found  # it may have megabytes
             return await end_of_task(call, request_id, watch, until)
+
+
+async def end_of_created(call: Call, request_id: str, until: float) -> Task | None:
+    """Return a task that this call has created as :func:`ended_task` does, by a time (trio's).
+
+    None if that has passed, if the key may not read tasks, or if the task cannot be read or waited for: it exists,
+    and after an error some clients would create another one.
+    """
+    wait_s = until - trio.current_time()
+    if wait_s <= 0 or TASKS_READ not in call.known_key.scopes:
+        return None
+    try:
+        found = await ended_task(call, request_id, wait_s)
+    except Exception as fault:
+        if refusal_of_fault(fault) is None:
+            log.error("unexpected fault", exc_info=fault)
+        return None
+    # The scopes above may be of a cached key, those here are of its row.
+    return None if isinstance(found, Refusal) or TASKS_READ not in call.known_key.scopes else found
 
 
 async def end_of_task(call: Call, request_id: str, watch: Watch, until: float) -> Task | Refusal:

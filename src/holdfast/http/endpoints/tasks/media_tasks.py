@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import functools
 from datetime import datetime
+from typing import NamedTuple
 
+import trio
+
+from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import API_KEY_ID, END_USER, METADATA, MODEL, PAGE, STATUS, Position, list_of_account
 from holdfast.http.kit.responses import IF_NONE_MATCH, NOT_MODIFIED, cacheable
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
-from holdfast.http.kit.waiting import WAIT, read_wait
+from holdfast.http.kit.waiting import PREFER, WAIT, read_wait
 from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskBounds, TaskList, task_body
 from holdfast.http.services.tasks import (
     CREATE_ERRORS,
     canceled_task,
     created_task,
+    end_of_created,
     ended_task,
     own_task,
     retried_task,
@@ -38,22 +43,52 @@ route = RouteTable("Tasks")
     body=CreateTaskRequest,
     takes_input=True,
     reply=TaskBody,
-    parameters=(IDEMPOTENCY_KEY,),
+    parameters=(WAIT, PREFER, IDEMPOTENCY_KEY),
     errors=(*CREATE_ERRORS, "quote_expired", "quote_mismatch"),
 )
 async def create_task(call: Call) -> Outcome:
-    """The response comes once the task and its hold are stored, before it runs.
+    """The response comes once the task and its hold are stored, before it runs; with `wait` once it has ended.
 
-    Read it with `wait` to get its result, follow its stream, or have its events sent to `webhook_url`.
+    A wait needs the scope `tasks:read`: without it, or with too many waits, the response comes at once. However the
+    wait ends, the task runs on. It can be read later, followed by its stream, or have its events sent to
+    `webhook_url`.
     """
-    idempotency = call.idempotency()
+    sent = _sent(call)
+    if isinstance(sent, Refusal):
+        return await call.refuse_authenticated(sent)
+    return await _created(
+        call, await created_task(call, call.body(CreateTaskRequest), sent.idempotency), sent.until
+    )
+
+
+class _Sent(NamedTuple):
+    """What a create was sent with: its key, and until when (trio's time) it waits for the end; None: not at all."""
+
+    idempotency: IdempotencyKey | None
+    until: float | None
+
+
+def _sent(call: Call) -> _Sent | Refusal:
+    query = call.query().get("wait", []) if call.request.query_string else []
+    wait_s, idempotency = read_wait(query, call.request.sent[b"prefer"]), call.idempotency()
     if isinstance(idempotency, Refusal):
-        return await call.refuse_authenticated(idempotency)
-    return _created(call, await created_task(call, call.body(CreateTaskRequest), idempotency))
+        return idempotency
+    if isinstance(wait_s, Refusal):
+        return wait_s
+    return _Sent(idempotency, trio.current_time() + wait_s if wait_s else None)
 
 
-def _created(call: Call, task: Task | Refusal) -> Outcome:
-    return task if isinstance(task, Refusal) else task_body(call.deps, task, now=task.created_at)
+async def _created(call: Call, task: Task | Refusal, until: float | None) -> Outcome:
+    """Respond with a task that was created: as it was then, or after a wait as it is."""
+    if isinstance(task, Refusal):
+        return task
+    created, request_id = task_body(call.deps, task, now=task.created_at), task.request_id
+    if until is None:
+        return created
+    del task  # its input may have megabytes
+    call.drop_body()
+    found = await end_of_created(call, request_id, until)
+    return created if found is None else task_body(call.deps, found)
 
 
 @route(
@@ -83,12 +118,12 @@ async def list_tasks(call: Call) -> Outcome:
     scope=TASKS_READ,
     reply=TaskBody,
     media=(NOT_MODIFIED,),
-    parameters=(WAIT, IF_NONE_MATCH),
+    parameters=(WAIT, PREFER, IF_NONE_MATCH),
     errors=("task_not_found", "rate_limit_exceeded", "overloaded"),
 )
 async def read_task(call: Call) -> Outcome:
     """It has ended if its status is `succeeded`, `failed` or `canceled`."""
-    wait_s = read_wait(call.query().get("wait", []))
+    wait_s = read_wait(call.query().get("wait", []), call.request.sent[b"prefer"])
     if isinstance(wait_s, Refusal):
         return wait_s
     task = await (ended_task(call, call.path["request_id"], wait_s) if wait_s else own_task(call))
@@ -115,15 +150,15 @@ def _entity_tag(deps: Dependencies, task: Task, now: datetime) -> str:
     scope=TASKS_WRITE,
     body=TaskBounds,
     reply=TaskBody,
-    parameters=(IDEMPOTENCY_KEY,),
+    parameters=(WAIT, PREFER, IDEMPOTENCY_KEY),
     errors=("task_not_found", "task_not_terminal", "task_input_expired", *CREATE_ERRORS),
 )
 async def retry_task(call: Call) -> Outcome:
-    """The original does not change; the new task names it in `retry_of`."""
-    idempotency = call.idempotency()
-    if isinstance(idempotency, Refusal):
-        return await call.refuse_authenticated(idempotency)
-    return _created(call, await retried_task(call, call.body(TaskBounds), idempotency))
+    """The original does not change; the new task names it in `retry_of`. A `wait` is as that of a create."""
+    sent = _sent(call)
+    if isinstance(sent, Refusal):
+        return await call.refuse_authenticated(sent)
+    return await _created(call, await retried_task(call, call.body(TaskBounds), sent.idempotency), sent.until)
 
 
 @route(

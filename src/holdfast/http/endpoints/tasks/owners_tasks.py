@@ -17,7 +17,7 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import API_KEY_ID, END_USER, METADATA, MODEL, PAGE, STATUS
 from holdfast.http.kit.responses import IF_NONE_MATCH, NOT_MODIFIED
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
-from holdfast.http.kit.waiting import WAIT
+from holdfast.http.kit.waiting import PREFER, WAIT
 from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskBounds, TaskList
 from holdfast.http.services.tasks import CREATE_ERRORS
 
@@ -31,7 +31,7 @@ route = RouteTable("Tasks", auth=Auth.SESSION)
     body=CreateTaskRequest,
     takes_input=True,
     reply=TaskBody,
-    parameters=(IDEMPOTENCY_KEY,),
+    parameters=(WAIT, PREFER, IDEMPOTENCY_KEY),
     errors=(*CREATE_ERRORS, "quote_expired", "quote_mismatch"),
 )
 async def create_own_task(call: Call) -> Outcome:
@@ -57,7 +57,7 @@ async def list_own_tasks(call: Call) -> Outcome:
     summary="Retrieve a task with a session; the links to its results are signed for this response",
     reply=TaskBody,
     media=(NOT_MODIFIED,),
-    parameters=(WAIT, IF_NONE_MATCH),
+    parameters=(WAIT, PREFER, IF_NONE_MATCH),
     errors=("task_not_found", "rate_limit_exceeded", "overloaded"),
 )
 async def read_own_task(call: Call) -> Outcome:
@@ -71,7 +71,7 @@ async def read_own_task(call: Call) -> Outcome:
     summary="Retry an ended task with a session: as a new task, at the current price",
     body=TaskBounds,
     reply=TaskBody,
-    parameters=(IDEMPOTENCY_KEY,),
+    parameters=(WAIT, PREFER, IDEMPOTENCY_KEY),
     errors=("task_not_found", "task_not_terminal", "task_input_expired", *CREATE_ERRORS),
 )
 async def retry_own_task(call: Call) -> Outcome:
