@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Final
+
 from holdfast.actors.account.messages import CreditChanged, Recharge
 from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.listing import read_given_time
 from holdfast.http.kit.responses import IF_NONE_MATCH, NOT_MODIFIED, cacheable, reply_outcome
-from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
-from holdfast.http.kit.values import read_amount
+from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
+from holdfast.http.kit.values import invalid_parameter, read_amount
 from holdfast.http.schemas.common import (
     AccountBody,
     RechargedBody,
@@ -15,11 +19,21 @@ from holdfast.http.schemas.common import (
     render,
 )
 from holdfast.ledger.api_keys import ACCOUNT_READ
+from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.accounts import find_totals
+from holdfast.persistence.queries.ledger import totals_at
 
 route = RouteTable("Credit")
+
+AT: Final = Parameter(
+    name="at",
+    location="query",
+    description="The totals at this time, with its last operations: RFC 3339 with an offset, or a date for its "
+    "midnight in UTC, from the account's creation until now. Without it: now.",
+    schema={"type": "string", "examples": ["2026-11-20T12:00:00Z"]},
+)
 
 
 @route(
@@ -30,16 +44,38 @@ route = RouteTable("Credit")
     scope=ACCOUNT_READ,
     reply=AccountBody,
     media=(NOT_MODIFIED,),
-    parameters=(IF_NONE_MATCH,),
+    parameters=(AT, IF_NONE_MATCH),
 )
 async def read_account(call: Call) -> Outcome:
-    """The account of the credential."""
-    totals = await call.look_up_as_caller(find_totals)
-    assert totals is not None, "a credential names an account that exists"
+    """The account of the credential: as it is, or with `at` as the statement has it at that time."""
+    totals = await (_totals_at(call, *sent) if (sent := call.query().get("at")) else _totals(call))
     if isinstance(totals, Refusal):
         return totals
     tag = f"{totals.account_id}.{totals.balance_micro}.{totals.held_micro}"
     return cacheable(call, tag, lambda: account_body(totals))
+
+
+async def _totals(call: Call) -> AccountTotals | Refusal:
+    totals = await call.look_up_as_caller(find_totals)
+    assert totals is not None, "a credential names an account that exists"
+    return totals
+
+
+async def _totals_at(call: Call, sent: str, *more: str) -> AccountTotals | Refusal:
+    """Return the totals at a time. Refuses: 1. ``invalid_parameter``; 2. as the credential is refused."""
+    if more:
+        return invalid_parameter("at", f"was sent {1 + len(more)} times")
+    at = read_given_time("at", sent)
+    if isinstance(at, Refusal):
+        return at
+    assert at is not None
+    if at > call.deps.now():
+        return invalid_parameter("at", "must not be later than now", sent)
+    account_id = await call.verify_caller()
+    if isinstance(account_id, Refusal):
+        return account_id
+    totals = await call.read(partial(totals_at, account_id=account_id, at=at))
+    return totals or invalid_parameter("at", "must not be earlier than the account's creation", sent)
 
 
 @route(

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, select, text
 
+from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.credit.operations import CHAIN_START, NewLot, Operation
 from holdfast.ledger.credit.signed_statement import ChainPoint, StatementRange
 from holdfast.persistence.records.reading import OPERATION, operation_of
@@ -37,6 +38,12 @@ _EDGE = text(
     "select at from operations where account_id = :account_id and number > :number_min and number <= :number_max "
     "and at >= :since and at < :until and (at, operation_id) < (:before_at, :before_id) "
     "order by number desc offset :limit - 1 limit 1"
+)
+
+_CREATED = text("select id from accounts where id = :account_id and created_at <= :at")
+_TOTALS_AT = text(
+    "select balance_after_micro, held_after_micro from operations "
+    "where account_id = :account_id and number <= :number_max and at <= :at order by number desc limit 1"
 )
 
 
@@ -105,6 +112,21 @@ def statement_of_account(
     within = postings.c.number.in_([row.number for row in found])
     found_postings = _postings(rows, account_id, within) if found else {}
     return [operation_of(row, found_postings.get(row.number, ())) for row in found]
+
+
+def totals_at(rows: Connection, account_id: str, at: datetime) -> AccountTotals | None:
+    """Return an account's totals as the last operation up to and at a time left them.
+
+    None before the account was created. It reads an operation for each bit of their number, and those of
+    :data:`CLOCKS_APART_S`.
+    """
+    found = rows.execute(_CREATED, {"account_id": account_id, "at": at}).one_or_none()
+    if found is None:
+        return None
+    up_to = _number_at(rows, account_id, at, CLOCKS_APART_S)
+    number_max = NUMBER_MAX if up_to is None else up_to
+    totals = rows.execute(_TOTALS_AT, {"account_id": account_id, "number_max": number_max, "at": at}).one_or_none()
+    return AccountTotals(account_id, *(totals or (0, 0)))
 
 
 def chained_range(
