@@ -9,6 +9,9 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
+VOIDED = "voided"
+"""The note by which the histories of tests tell an operator's void of a lot from other adjustments."""
+
 
 @dataclass
 class ModelLot:
@@ -99,6 +102,12 @@ class Model:
         assert lot.free == amount > 0
         lot.free = 0
 
+    def void(self, number: int, amount: int) -> None:
+        lot = self.lots[number]
+        assert not lot.is_paid
+        assert lot.free == amount > 0
+        lot.free = 0
+
     def left(self) -> dict[int, tuple[int, int]]:
         amounts = {number: (lot.free + lot.held.total(), lot.held.total()) for number, lot in self.lots.items()}
         return {number: left for number, left in amounts.items() if left[0]}
@@ -107,7 +116,8 @@ class Model:
 _OPERATIONS = text(
     """
     select o.number, o.kind, o.amount_micro, o.at, o.hold_id, o.reference, l.kind as lot_kind, l.expires_at,
-           (select min(lot) from postings p where (p.account_id, p.number) = (o.account_id, o.number)) as lot
+           (select min(lot) from postings p where (p.account_id, p.number) = (o.account_id, o.number)) as lot,
+           o.reason
     from operations o left join credit_lots l on (l.account_id, l.number) = (o.account_id, o.number)
     where o.account_id = :account_id order by o.number
     """
@@ -145,6 +155,8 @@ def _replay(model: Model, row: Any) -> None:
             model.reverse(row.amount_micro, row.reference)
         case "expiry":
             model.expire_one(row.lot, row.amount_micro, row.at)
+        case "adjustment" if row.reason == VOIDED:
+            model.void(row.lot, -row.amount_micro)
         case "adjustment" if row.amount_micro < 0:
             model.take(-row.amount_micro, model.in_order())
         case _:

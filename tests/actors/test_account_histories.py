@@ -14,7 +14,7 @@ import trio
 from msgspec.structs import replace
 from sqlalchemy import Connection, text
 from tests.limit_model import Bound, spending_replayed
-from tests.lot_model import replayed
+from tests.lot_model import VOIDED, replayed
 from trio.testing import wait_all_tasks_blocked
 
 from holdfast.actors.account.messages import (
@@ -39,6 +39,7 @@ from holdfast.actors.account.messages import (
     SetCeiling,
     SetLimits,
     TaskAccepted,
+    VoidLot,
     redeem_coupon,
 )
 from holdfast.actors.runtime.faults import AskFault, Crashed
@@ -55,6 +56,7 @@ from holdfast.persistence.claims.coupons import add_coupon
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered, ConnectionLost
 from holdfast.persistence.queries.loading import load_account
+from holdfast.persistence.queries.lots import lots_of_account
 from holdfast.persistence.queries.orders import top_up_of_account
 from holdfast.persistence.server.connections import await_in_call
 from holdfast.persistence.server.database import Database
@@ -254,7 +256,7 @@ class FaultyWriter(BatchWriter):
 STEPS = (
     "recharge", "grant", "grant", "coupon", "create", "create", "create", "create", "settle", "settle", "settle",
     "adjust", "access", "limit", "pay", "refund", "dispute", "top_up", "top_up", "top_up", "switch_on", "wait",
-    "expire", "void", "crash",
+    "expire", "void_lot", "void_lot", "void", "crash",
 )  # fmt: skip
 CLIENTS = 6
 STEPS_EACH = 30
@@ -453,6 +455,12 @@ async def test_random_histories_with_faults_match_the_auditor(
                         auditor.adjusted(reply)
                     else:
                         assert reply.code == "insufficient_credit"
+                case "void_lot":
+                    action_id = await until_there(acted_on, database, account_id)
+                    read = partial(lots_of_account, account_id=account_id, limit=100, is_open=True)
+                    number = rng.choice([each.number for each in await until_there(database.read, read)] or [1])
+                    voided = VoidLot(number, action_id, VOIDED, keyed(key))
+                    await give(voided, "credit_lot_not_found", "credit_lot_not_voidable")
                 case "pay":
                     reply = await until_answered(CreateOrder(payments.request(account_id), keyed(key)))
                     if isinstance(reply, OrderResult):

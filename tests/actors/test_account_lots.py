@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select, text
-from tests.lot_model import replayed
+from tests.lot_model import VOIDED, replayed
 from tests.sweepers import sweeper_of
 
 from holdfast.actors.account.actor import EXPIRIES_MAX
@@ -23,6 +23,7 @@ from holdfast.actors.account.messages import (
     ReceivePaymentEvent,
     Recharge,
     TaskAccepted,
+    VoidLot,
     redeem_coupon,
 )
 from holdfast.actors.runtime.faults import Crashed
@@ -106,6 +107,49 @@ async def test_a_task_uses_granted_credit_before_paid_credit(
     ]
     assert await database.read(lots_of_account, account_id, limit=9, kind="paid") == [found[1]]
     assert await database.read(lots_of_account, account_id, limit=9, is_open=False) == []
+    assert_audit_clean(database)
+
+
+async def void(system: Any, account_id: str, number: int, key: str) -> Any:
+    action_id = await acted_on(system.database, account_id)
+    return await system.ask(account_id, VoidLot(number, action_id, VOIDED, keyed(key)))
+
+
+async def test_what_is_left_of_a_grant_is_voided_and_what_is_held_of_it_stays(
+    system: Any, database: Database, new_task: NewTask
+) -> None:
+    account_id, key_id = await system.open_account(2 * CREDIT)
+    await grant(system, account_id, CREDIT)
+    task = await system.ask(account_id, new_task(key_id, hold_micro=CREDIT - 100))
+    voided = await void(system, account_id, 2, "first")
+    assert isinstance(voided, CreditChanged)
+    assert (voided.amount_micro, voided.account.balance_micro) == (-100, 3 * CREDIT - 100)
+    assert await left(database, account_id) == {1: (2 * CREDIT, 0), 2: (CREDIT - 100, CREDIT - 100)}
+    # A repeat takes nothing more, though more is left of the lot by then.
+    await system.ask(account_id, await settle_command(database, task.request_id, 30))
+    assert await left(database, account_id) == {1: (2 * CREDIT, 0), 2: (CREDIT - 130, 0)}
+    again = await void(system, account_id, 2, "first")
+    assert again == Replayed(voided)
+    assert await left(database, account_id) == {1: (2 * CREDIT, 0), 2: (CREDIT - 130, 0)}
+    assert isinstance(await void(system, account_id, 2, "second"), CreditChanged)
+    assert await left(database, account_id) == {1: (2 * CREDIT, 0)}
+    newest = (await database.read(statement_of_account, account_id, limit=1))[0]
+    assert (newest.kind, newest.reason, newest.amount_micro) == ("adjustment", VOIDED, 130 - CREDIT)
+    assert newest.postings == (("adjustments", CREDIT - 130, None), ("available", 130 - CREDIT, 2))
+    await database.read(replayed, account_id)
+    assert_audit_clean(database)
+
+
+async def test_a_void_of_no_promotional_credit_is_refused(
+    system: Any, database: Database, new_task: NewTask
+) -> None:
+    account_id, key_id = await system.open_account(CREDIT)
+    await grant(system, account_id, CREDIT)
+    await system.ask(account_id, new_task(key_id, hold_micro=CREDIT))
+    found = [await void(system, account_id, number, f"v{number}") for number in (1, 2, 3, 4)]
+    codes = ["credit_lot_not_voidable", "credit_lot_not_voidable", "credit_lot_not_found", "credit_lot_not_found"]
+    assert [each.code for each in found] == codes
+    assert await left(database, account_id) == {1: (CREDIT, 0), 2: (CREDIT, CREDIT)}
     assert_audit_clean(database)
 
 

@@ -85,6 +85,8 @@ EXPECTED = {
     "amount_too_small": (400, "invalid_request_error"),
     "amount_too_large": (400, "invalid_request_error"),
     "lot_limit_reached": (409, "conflict_error"),
+    "credit_lot_not_found": (404, "not_found_error"),
+    "credit_lot_not_voidable": (409, "conflict_error"),
     "sandbox_disabled": (403, "permission_error"),
     "insufficient_credit": (402, "insufficient_credit_error"),
     "max_credits_exceeded": (402, "insufficient_credit_error"),

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.clients import every, refused
 
+from holdfast.actors.account.messages import CreditChanged, VoidLot
+from holdfast.ledger.credit.account import AccountTotals
 from holdfast.persistence.records import tables
 
 if TYPE_CHECKING:
@@ -60,6 +62,31 @@ async def test_an_invalid_coupon_is_not_made(api: Api, body: dict[str, Any], cod
     refused(await give(api, "coupons", body), 400, code)
     made = await api.call("GET", "/ops/api/coupons", headers=operator(api))
     assert made.json()["data"] == []
+
+
+async def test_a_void_is_asked_of_the_account_with_its_action(api: Api) -> None:
+    api.accounts.answer = CreditChanged("op_9", -2_500_000, AccountTotals(api.account_id, 7_500_000, 0))
+    path = f"accounts/{api.account_id}/credit-lots/12/void"
+    body = (await give(api, path, {"note": "a mistake"})).json()
+    assert (body["amount"], body["operation_id"], body["account"]["balance"]) == ("-2.50", "op_9", "7.50")
+    [(account_id, command)] = api.accounts.asked
+    assert isinstance(command, VoidLot)
+    assert (account_id, command.number, command.note) == (api.account_id, 12, "a mistake")
+    assert command.idempotency.key == "k"
+    actions = await api.call("GET", "/ops/api/actions?action=void_credit_lot", headers=operator(api))
+    [action] = actions.json()["data"]
+    assert (action["action_id"], action["reason"]) == (command.action_id, "a test")
+    assert action["effect"] == {"amount": "-2.50", "operation_id": "op_9"}
+
+
+async def test_an_invalid_void_asks_no_actor(api: Api) -> None:
+    lots = f"accounts/{api.account_id}/credit-lots"
+    for number in ("0", "-1", "x", "01", "9" * 19):
+        refused(await give(api, f"{lots}/{number}/void", {}), 404, "credit_lot_not_found")
+    refused(await give(api, f"{lots}/1/void", {"reason": ""}), 400, "invalid_parameter")
+    refused(await give(api, f"{lots}/1/void", {}, key=None), 400, "missing_parameter")
+    refused(await give(api, "accounts/acct_9/credit-lots/1/void", {}), 404, "account_not_found")
+    assert api.accounts.asked == []
 
 
 async def test_lots_are_listed_by_pages_and_for_their_account_alone(api: Api) -> None:

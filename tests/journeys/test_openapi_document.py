@@ -173,6 +173,9 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         coupons = [
             ok(await http.post("/ops/api/coupons", json={"amount": "1.00", **WHY}, headers=heads)) for _ in range(2)
         ]
+        gift = {"amount": "1.00", **WHY}
+        path = f"/ops/api/accounts/{spared.account_id}/grants"
+        ok(await http.post(path, json=gift, headers={**heads, "Idempotency-Key": "to void"}))
     link = httpx2.URL(ended["output"][0]["url"])
     update = {"event_id": "evt_late", "provider": "studio", "request_id": request_id, "attempt": 1}
     update |= {"status": "processing", "sequence": 1}
@@ -195,6 +198,7 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         "file_id": uploaded["file_id"],
         "card_id": cards[0],
         "number": receipt["number"],
+        "lot": "1",
         "coupon_id": coupons[0]["coupon_id"],
         "provider": "studio",
     }
@@ -218,6 +222,7 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         "find": Good(query={"q": spared.email}),
         "adjust_credit": Good({"amount": "1.00", "reason": "a gift"}, headers={"Idempotency-Key": "gift"}),
         "grant_credit": Good({"amount": "1.00", "reason": "a gift"}, headers={"Idempotency-Key": "grant"}),
+        "void_credit_lot": Good({"reason": "a mistake"}, headers={"Idempotency-Key": "void"}),
         "make_coupon": Good({"amount": "1.00", "reason": "a campaign"}),
         "redeem": Good({"code": coupons[1]["code"]}),
         "disable_account": Good({"reason": "a test"}),

@@ -23,6 +23,7 @@ from holdfast.ledger.credit.account import (
     decide_hold,
     decide_release,
     decide_reversal,
+    decide_void,
 )
 from holdfast.ledger.credit.operations import Lot, LotPart, Lots, Operation, OperationKind, amounts_of
 from holdfast.ledger.refusals import Refusal
@@ -144,6 +145,22 @@ class Credit(RuleBasedStateMachine):
         self.happen(
             decide_reversal(self.state, amount_micro=amount, source="s", reference=reference, **self.details)
         )
+
+    @rule(number=st.integers(1, 40))
+    def void(self, number: int) -> None:
+        lot = self.model.lots.get(number)
+        decided = decide_void(self.state, lot_number=number, reference="act_1", **self.details)
+        if lot is None or not lot.free + lot.held.total():
+            assert isinstance(decided, Refusal)
+            assert decided.code == "credit_lot_not_found"
+        elif lot.is_paid or not lot.free:
+            assert isinstance(decided, Refusal)
+            assert decided.code == "credit_lot_not_voidable"
+        else:
+            voided = self.happen(decided)
+            assert voided.amount_micro == -lot.free
+            assert voided.postings == (("adjustments", lot.free, None), ("available", -lot.free, number))
+            self.model.void(number, lot.free)
 
     @rule()
     def expire(self) -> None:

@@ -57,6 +57,7 @@ from holdfast.actors.account.messages import (
     SwitchOffTopUp,
     TaskAccepted,
     TopUpCommand,
+    VoidLot,
 )
 from holdfast.actors.account.orders import AccountOrders
 from holdfast.actors.account.replies import RecentReplies
@@ -77,6 +78,7 @@ from holdfast.ledger.credit.account import (
     decide_grant,
     decide_hold,
     decide_release,
+    decide_void,
 )
 from holdfast.ledger.credit.limits import LimitedHold
 from holdfast.ledger.credit.operations import Operation
@@ -121,6 +123,7 @@ AccountCommand: TypeAlias = (
     | SetAccess
     | SetCeiling
     | GrantCredit
+    | VoidLot
     | RedeemCoupon
     | ExpireLots
     | AnnounceExpiry
@@ -244,7 +247,7 @@ class AccountActor(JournaledActor):
                 return Commit(Unit(rows=(used,)), None)
             case SignOut():
                 return self._sign_out(message)
-            case Recharge() | AdjustCredit() | GrantCredit() | RedeemCoupon() | ExpireLots():
+            case Recharge() | AdjustCredit() | GrantCredit() | VoidLot() | RedeemCoupon() | ExpireLots():
                 return self._change_credit(message)
             case AnnounceExpiry():
                 return self._announce_expiry(message)
@@ -270,7 +273,7 @@ class AccountActor(JournaledActor):
     # --------------------------------------------------------------------------------------------------- credit
 
     def _change_credit(
-        self, command: Recharge | AdjustCredit | GrantCredit | RedeemCoupon | ExpireLots
+        self, command: Recharge | AdjustCredit | GrantCredit | VoidLot | RedeemCoupon | ExpireLots
     ) -> Turn[CreditChanged] | Turn[LotsExpired]:
         """Post operations of no task or order. Refuses: 1. the ledger's refusals."""
         if isinstance(command, ExpireLots):
@@ -287,9 +290,14 @@ class AccountActor(JournaledActor):
         return self._units.change(command, reply, operations=(operation,), rows=rows, log_event=log_event)
 
     def _decide_credit(
-        self, command: Recharge | AdjustCredit | GrantCredit | RedeemCoupon, at: datetime
+        self, command: Recharge | AdjustCredit | GrantCredit | VoidLot | RedeemCoupon, at: datetime
     ) -> tuple[Operation | Refusal, LogEvent | None]:
         state, operation_id = self._units.state, new_id("op")
+        if isinstance(command, VoidLot):
+            details = OperationDetails(
+                operation_id=operation_id, reference=command.action_id, reason=command.note, at=at
+            )
+            return decide_void(state, lot_number=command.number, **details), None
         amount_micro = command.claim.amount_micro if isinstance(command, RedeemCoupon) else command.amount_micro
         fields: LogFields = {"account_id": self._account_id, "amount_micro": amount_micro}
         match command:

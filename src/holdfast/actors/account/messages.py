@@ -300,6 +300,19 @@ class GrantCredit(Command[CreditChanged | Replayed[CreditChanged]], frozen=True)
     idempotency: IdempotencyKey
 
 
+class VoidLot(Command[CreditChanged | Replayed[CreditChanged]], frozen=True):
+    """Take back what is left of a lot of promotional credit, except what holds have reserved.
+
+    Reply: :class:`CreditChanged`, below zero. ``action_id`` and ``note`` are as those of :class:`GrantCredit`.
+    Refused like :func:`holdfast.ledger.credit.account.decide_void`.
+    """
+
+    number: int
+    action_id: str
+    note: str
+    idempotency: IdempotencyKey
+
+
 class RedeemCoupon(Command[CreditChanged | Replayed[CreditChanged]], frozen=True):
     """Give the credit of a claimed coupon, and end the claim. Reply: :class:`CreditChanged`.
 

@@ -166,6 +166,10 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "amount_too_small": ErrorRow(400, INVALID, "below the least amount"),
     "amount_too_large": ErrorRow(400, INVALID, "above the largest amount"),
     "lot_limit_reached": ErrorRow(409, CONFLICT, "too many lots of credit of which something is left", final=True),
+    "credit_lot_not_found": ErrorRow(404, NOT_FOUND, "the account has no such lot of which something is left"),
+    "credit_lot_not_voidable": ErrorRow(
+        409, CONFLICT, "the lot was paid for, or tasks hold all that is left of it"
+    ),
     "sandbox_disabled": ErrorRow(403, PERMISSION, "the sandbox is disabled"),
     "insufficient_credit": ErrorRow(402, CREDIT, "less is available than must be held"),
     "max_credits_exceeded": ErrorRow(

@@ -209,6 +209,40 @@ def _withdrawn(state: AccountState, lot: Lot, reason: str, *, operation_id: str,
     )
 
 
+def decide_void(
+    state: AccountState, *, lot_number: int, **details: Unpack[OperationDetails]
+) -> Operation | Refusal:
+    """Take back what no hold has reserved of a lot of promotional credit, by an operator's decision.
+
+    It is an adjustment that takes of one lot alone. What holds return to the lot later stays in it.
+
+    Refuses: 1. ``credit_lot_not_found`` (nothing is left of it, or there is none); 2. ``credit_lot_not_voidable``
+    (it was paid for, or holds have reserved all that is left).
+    """
+    lot = state.lots.find(lot_number)
+    if lot is None:
+        return Refusal(
+            code="credit_lot_not_found",
+            message=f"The account has no lot {lot_number} of which something is left.",
+            param="lot",
+        )
+    if lot.kind == "paid":
+        return _not_voidable(f"The credit of lot {lot_number} was paid for.")
+    amount_micro = lot.free_micro
+    if not amount_micro:
+        held = format_amount(lot.reserved_micro)
+        return _not_voidable(f"Tasks hold all {held} credits that are left of lot {lot_number}.")
+    postings = (Posting(ADJUSTMENTS, amount_micro), Posting(AVAILABLE, -amount_micro, lot_number))
+    return _operation(
+        state,
+        kind=OperationKind.ADJUSTMENT,
+        amount_micro=-amount_micro,
+        postings=postings,
+        emptied=state.lots.emptied_by(postings),
+        **details,
+    )
+
+
 def decide_hold(
     state: AccountState,
     *,
@@ -420,6 +454,10 @@ def _too_large(amount_micro: int) -> Refusal:
 def _not_above_zero(amount_micro: int) -> Refusal:
     message = f"The amount {format_amount(amount_micro)} is not above zero."
     return Refusal(code="invalid_amount", message=message, param="amount")
+
+
+def _not_voidable(message: str) -> Refusal:
+    return Refusal(code="credit_lot_not_voidable", message=message, param="lot")
 
 
 def _hold_not_open(hold_id: str) -> Refusal:

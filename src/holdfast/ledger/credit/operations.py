@@ -260,6 +260,10 @@ class Lots:
         by_kind = sorted(others, key=lambda lot: lot.kind != "paid")
         return parts_of([*own, *by_kind], amount_micro)
 
+    def find(self, number: int) -> Lot | None:
+        """Return an open lot, None if there is none of this number."""
+        return self._by_number.get(number)
+
     def emptied_by(self, postings: Iterable[Posting]) -> tuple[int, ...]:
         """Return the open lots of which these postings leave nothing."""
         changes: dict[int, int] = {}

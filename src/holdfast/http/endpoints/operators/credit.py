@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from functools import partial
 from typing import Annotated, Final
 
 import msgspec
 
-from holdfast.actors.account.messages import AdjustCredit, GrantCredit
+from holdfast.actors.account.messages import AdjustCredit, GrantCredit, VoidLot
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.endpoints.coupons import CouponCode
 from holdfast.http.endpoints.credit_lots import (
@@ -38,12 +39,14 @@ route = OperatorRoutes("Credit")
 
 ADJUSTMENT_NOTE: Final = "adjusted by the operator"
 GRANT_NOTE: Final = "granted by the operator"
+VOID_NOTE: Final = "grant voided by the operator"
 CODE_CHARS_MAX: Final = 64
 PREFIX_CHARS_MAX: Final = 4
 USES_MAX: Final = 1_000_000
 CREDIT_DAYS_MAX: Final = 36_500
 _ALPHABET: Final = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 _DRAWN_CHARS: Final = 12
+_LOT_NUMBER: Final = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 SignedAmount = Annotated[
     str,
@@ -76,6 +79,14 @@ class Grant(msgspec.Struct, frozen=True):
     """What the account's owner reads in the statement; null or omitted: `granted by the operator`."""
 
 
+class Voiding(msgspec.Struct, frozen=True):
+    """A grant to void."""
+
+    reason: Reason
+    note: Note | None = None
+    """What the account's owner reads in the statement; null or omitted: `grant voided by the operator`."""
+
+
 _on_account: Final = route.below("/ops/api/accounts/{account_id}", errors=("account_not_found",))
 
 
@@ -105,7 +116,7 @@ async def adjust_credit(run: ActionRun, given: Adjustment, account_id: str) -> C
 
 
 async def change_credit(
-    run: ActionRun, account_id: str, command: AdjustCredit | GrantCredit
+    run: ActionRun, account_id: str, command: AdjustCredit | GrantCredit | VoidLot
 ) -> CreditChangedBody | Refusal:
     """Give or take credit, and note what was done for the action's record."""
     reply = await ask_account(run, account_id, command)
@@ -137,6 +148,27 @@ async def grant_credit(run: ActionRun, given: Grant, account_id: str) -> CreditC
         expires_at=expires_at,
         action_id=run.record.action_id,
         note=text_of(given.note) or GRANT_NOTE,
+        idempotency=run.key,
+    )
+    return await change_credit(run, account_id, command)
+
+
+@_on_account.action(
+    "/credit-lots/{lot}/void",
+    "Void what is left of a grant: of a lot of promotional credit; what tasks hold of it stays",
+    errors=("credit_lot_not_found", "credit_lot_not_voidable"),
+    needs_key=True,
+)
+async def void_credit_lot(run: ActionRun, given: Voiding, account_id: str, lot: str) -> CreditChangedBody | Refusal:
+    """What tasks return to the lot later is left of it, and can be voided then. A repeat with the same
+    Idempotency-Key returns what was done.
+    """
+    if not _LOT_NUMBER.fullmatch(lot):
+        return Refusal(code="credit_lot_not_found", message=f"There is no lot {shown(lot)}.", param="lot")
+    command = VoidLot(
+        number=int(lot),
+        action_id=run.record.action_id,
+        note=text_of(given.note) or VOID_NOTE,
         idempotency=run.key,
     )
     return await change_credit(run, account_id, command)
