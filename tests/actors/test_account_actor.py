@@ -25,6 +25,7 @@ from holdfast.actors.account.messages import (
     RefuseTask,
     RevokeApiKey,
     TaskAccepted,
+    VoidLot,
     redeem_coupon,
 )
 from holdfast.actors.account.replies import RecentReplies
@@ -150,6 +151,7 @@ async def test_every_command_with_a_key_is_done_once_and_replayed(
         Recharge(CREDIT, keyed("recharge")),
         AdjustCredit(CREDIT, await acted_on(system.database, account_id), "goodwill", keyed("adjust")),
         GrantCredit(CREDIT, None, await acted_on(system.database, account_id), "a present", keyed("grant")),
+        VoidLot(4, await acted_on(system.database, account_id), "a mistake", keyed("void")),
         redeem_coupon(CouponClaim(account_id, "cpn_1", "cpu_1", CREDIT, None)),
         create,
         RefuseTask(Refusal(code="task_not_terminal", message="It runs."), key_id, create.scope, keyed("refuse")),

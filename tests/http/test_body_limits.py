@@ -11,10 +11,10 @@ import trio
 from tests.clients import refused
 
 from holdfast.http.app import ROUTES
-from holdfast.http.endpoints import catalog as catalog_listing
 from holdfast.http.kit import bodies
 from holdfast.http.kit.bodies import SMALL_BODY_BYTES_MAX
 from holdfast.http.kit.calls import ANONYMOUS_BODY_BYTES_MAX, Auth
+from holdfast.http.services import quotes
 from holdfast.ledger.catalog.quotes import quote_input
 
 if TYPE_CHECKING:
@@ -41,8 +41,10 @@ def test_only_routes_with_a_models_input_accept_large_bodies() -> None:
         "/replicate/v1/predictions",
         "/replicate/v1/models/{owner}/{name}/predictions",
     }
-    # What takes bytes as they come judges a signature over them before it reads them.
-    raw = {route.auth for route in ROUTES if (route.raw_body_bytes_max or 0) > SMALL_BODY_BYTES_MAX}
+    # What takes bytes as they come judges a signature over them before it decodes them, or a key before it reads them.
+    taking = {route.path: route.auth for route in ROUTES if (route.raw_body_bytes_max or 0) > SMALL_BODY_BYTES_MAX}
+    assert taking.pop("/mcp") is Auth.API_KEY
+    raw = {*taking.values()}
     assert raw <= {Auth.CALLBACK_SIGNATURE, Auth.PROVIDER_WEBHOOK, Auth.CARD_SIGNATURE}
 
 
@@ -82,6 +84,15 @@ async def test_a_body_without_a_length_has_the_same_limits(stage: Stage) -> None
     refused(await stage.http.send(request), 413, "request_too_large")
 
 
+async def test_the_body_of_an_agent_is_read_after_its_key(stage: Stage) -> None:
+    for headers, code in (
+        (JSON, "missing_credentials"),
+        ({**JSON, "Authorization": "Bearer x"}, "invalid_api_key"),
+    ):
+        request = httpx2.Request("POST", stage.http.base_url.join("/mcp"), headers=headers, stream=Endless())
+        refused(await stage.http.send(request), 401, code)
+
+
 async def test_only_large_bodies_are_decoded_in_a_thread(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, bool]] = []
     loop = threading.current_thread()
@@ -94,7 +105,7 @@ async def test_only_large_bodies_are_decoded_in_a_thread(stage: Stage, monkeypat
         return run
 
     monkeypatch.setattr(bodies, "parse_object", noted("decoded", bodies.parse_object))
-    monkeypatch.setattr(catalog_listing, "quote_input", noted("judged", quote_input))
+    monkeypatch.setattr(quotes, "quote_input", noted("judged", quote_input))
     many = {"model": "studio/image-1", "input": {"prompt": "a", "more": [0] * 1000}}
     for body, status in ((quote_of(10), 200), (quote_of(50_000), 400), (many, 400)):
         assert (await stage.call("POST", QUOTE, json=body)).status_code == status

@@ -33,6 +33,8 @@ SESSION: Final = {
     "POST /v2/control/cards/setup", "DELETE /v2/control/cards/{card_id}", "PUT /v2/control/auto-top-up",
     "POST /v2/control/tasks", "GET /v2/control/tasks", "GET /v2/control/tasks/{request_id}",
     "POST /v2/control/tasks/{request_id}/retry", "POST /v2/control/tasks/{request_id}/cancel",
+    "DELETE /v2/control/tasks/{request_id}/results",
+    "GET /v2/control/files", "DELETE /v2/control/files/{file_id}",
 }  # fmt: skip
 """Only an owner's session: no scope opens these."""
 
@@ -112,6 +114,9 @@ KEY: Final = {
 }
 """A key with the scope."""
 
+ANY_KEY: Final = {"POST /mcp"}
+"""Any key: each tool asks for its own scope (test_mcp.py)."""
+
 OPEN: Final = {
     "POST /v2/control/auth/otp", "POST /v2/control/auth/verify",
     "GET /v2/control/alerts/unsubscribe", "POST /v2/control/alerts/unsubscribe",
@@ -153,7 +158,7 @@ STOPPED: Final = Refusal(code="concurrency_limit_exceeded", message="An actor wa
 
 def test_each_route_is_in_the_table_once() -> None:
     served = [f"{each.method} {each.path}" for each in ROUTES if reference_of(each) is CUSTOMERS]
-    table = [*SESSION, *SCOPED, *OPEN, *SIGNED]
+    table = [*SESSION, *SCOPED, *ANY_KEY, *OPEN, *SIGNED]
     assert sorted(table) == sorted(served)
     assert len(SESSION_OR_KEY) + len(KEY) == len(SCOPED)
     by_name = {f"{each.method} {each.path}": each for each in ROUTES}

@@ -138,6 +138,8 @@ def test_everything_works_without_scripts_and_by_the_keyboard(pages: AccountPage
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Change the address")).to_be_focused()
+    page.keyboard.press("Tab")
     expect(page.locator("main").get_by_role("button", name="Sign out")).to_be_focused()
     page.keyboard.press("Enter")
     page.wait_for_url("**/account/sign-in")
