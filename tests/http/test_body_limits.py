@@ -41,7 +41,8 @@ def test_only_routes_with_a_models_input_accept_large_bodies() -> None:
         "/replicate/v1/predictions",
         "/replicate/v1/models/{owner}/{name}/predictions",
     }
-    # What takes bytes as they come judges a signature over them before it decodes them, or a key before it reads them.
+    # What takes bytes as they come judges a signature over them before it decodes them, or a key before it reads
+    # them.
     taking = {route.path: route.auth for route in ROUTES if (route.raw_body_bytes_max or 0) > SMALL_BODY_BYTES_MAX}
     assert taking.pop("/mcp") is Auth.API_KEY
     raw = {*taking.values()}
