@@ -438,6 +438,7 @@ def test_values_are_parsed_by_type(development: dict[str, str], tmp_path: Path) 
         "postgres://db/holdfast",
         "postgresql:///holdfast?host=/run/postgresql",
         "postgresql://one:5432,two:5433/holdfast?target_session_attrs=read-write",
+        "postgresql://10.0.0.8,[fd00::8]:5433/holdfast",
     ],
 )
 def test_libpq_database_urls_are_passed_on_unchanged(development: dict[str, str], url: str) -> None:

@@ -12,11 +12,12 @@ import contextlib
 import difflib
 import hmac
 import os
+import re
 import secrets
 from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar, get_type_hints
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 from msgspec import Meta
@@ -402,9 +403,12 @@ def _not_a_setting(name: str) -> str:
 
 def _passwords(url: str) -> tuple[str, ...]:
     """The passwords inside a URL; libpq takes one in the query as well."""
-    parts = urlsplit(url)
-    in_query = [value for name, value in parse_qsl(parts.query) if name in {"password", "sslpassword"}]
-    inside = () if parts.password is None else (parts.password, unquote(parts.password))
+    # urlsplit refuses what libpq takes: several hosts with an IPv6 address among them.
+    authority = re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0]
+    query = url.partition("?")[2].partition("#")[0]
+    password = authority.rpartition("@")[0].partition(":")[2]
+    in_query = [value for name, value in parse_qsl(query) if name in {"password", "sslpassword"}]
+    inside = (password, unquote(password)) if password else ()
     return (*inside, *in_query)
 
 

@@ -12,7 +12,7 @@ import stat
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 from urllib.parse import urlsplit
 
 import msgspec
@@ -149,15 +149,28 @@ def _private_file(text: str) -> Path:
     return path
 
 
+class DatabaseUrlParts(NamedTuple):
+    """The parts of a URL of libpq, which may name several hosts, or none."""
+
+    hosts: str
+    query: str
+
+
+def split_database_url(url: str) -> DatabaseUrlParts | None:
+    """Split a URL of libpq; return None if it is none.
+
+    ``urlsplit`` refuses several hosts with an IPv6 address among them.
+    """
+    found = re.fullmatch(
+        r"postgres(?:ql(?:\+psycopg)?)?://(?:[^/?#]*@)?([^/?#]*)(?:/[^?#]*)?(?:\?([^#]*))?(?:#.*)?", url
+    )
+    return None if found is None else DatabaseUrlParts(found[1], found[2] or "")
+
+
 def _database_url(text: str) -> str | None:
     if text == EMBEDDED:
         return None
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        parts = urlsplit("")
-    # libpq's URLs may name several hosts, or none.
-    if parts.scheme not in {"postgresql", "postgres", "postgresql+psycopg"} or not parts.netloc + parts.path:
+    if split_database_url(text) is None:
         raise ValueError(f"must be {EMBEDDED}, or begin postgresql://, postgres:// or postgresql+psycopg://")
     return text.replace("postgresql+psycopg:", "postgresql:", 1)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote
 
 from holdfast.settings.checks import OWN_SECRETS, has_emulators, is_local
 from holdfast.settings.secret_strength import is_plainly_weak
 from holdfast.settings.settings import PREFIX, Settings
-from holdfast.settings.values import trusts_the_public
+from holdfast.settings.values import split_database_url, trusts_the_public
 
 
 def find_warnings(settings: Settings) -> Iterator[str]:
@@ -63,11 +63,12 @@ def _may_reach_an_impostor(database_url: str) -> bool:
 
     A URL may have several hosts, or name them in its query. With the system's authorities libpq always checks.
     """
-    parts = urlsplit(database_url)
+    parts = split_database_url(database_url)
+    assert parts is not None, "settings have no other URL"
     options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     if options.get("sslmode") == "verify-full" or options.get("sslrootcert") == "system":
         return False
-    named = [_without_port(each) for each in parts.netloc.rpartition("@")[2].split(",")]
+    named = [_without_port(each) for each in parts.hosts.split(",")]
     for name in ("host", "hostaddr"):
         if name in options:
             named = options[name].split(",")
