@@ -1,7 +1,8 @@
 """docs/installing.md and the backups of docs/operating.md, line for line, on an empty Debian with systemd.
 
-``MACHINES=1`` runs it. The machine is a container of podman whose first process is systemd. Beside the pages' lines it has what they take
-for granted: the names of the example, a certificate, a mail server, and for the card provider its emulator.
+``MACHINES=1`` runs it. The machine is a container of podman whose first process is systemd. Beside the pages' lines
+it has what they take for granted: the names of the example, a certificate, a mail server, and for the card provider
+its emulator.
 """
 
 from __future__ import annotations
@@ -33,9 +34,7 @@ TOOLS: Final = (
 )
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        "MACHINES" not in os.environ, reason="MACHINES=1 runs it: ten minutes for each release of Debian"
-    ),
+    pytest.mark.skipif("MACHINES" not in os.environ, reason="MACHINES=1 runs it, for ten minutes on each Debian"),
     *(needs(tool) for tool in TOOLS),
 ]
 
