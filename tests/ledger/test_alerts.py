@@ -14,7 +14,9 @@ from holdfast.ledger.alerts.account_events import (
     PAYLOADS,
     SUBSCRIPTIONS,
     TEST,
+    AccountClosing,
     AccountDisabled,
+    AccountEmailChanged,
     AccountEventData,
     AccountEventKind,
     AnyEventKind,
@@ -52,6 +54,8 @@ EVENTS: tuple[AccountEventData, ...] = (
     CreditExpiring("acct_1", 3, "3.00", "2026-12-01T00:00:00.000Z"),
     TopUpFailed("acct_1", None, "20.00", "card_declined"),
     AccountDisabled("acct_1", "2026-11-23T12:00:00.000Z"),
+    AccountClosing("acct_1", "2026-11-30T12:00:00.000Z"),
+    AccountEmailChanged("acct_1", "2026-11-23T12:00:00.000Z"),
     WebhookTest("acct_1", "wh_1"),
 )
 

@@ -54,17 +54,20 @@ def test_a_key_may_give_all_that_it_has(own: KeyTerms) -> None:
 
 
 def test_every_term_of_a_key_is_compared_or_gives_nothing() -> None:
-    own = KeyTerms("own", SCOPES, ("studio/a",), NOON, is_paused=True)
+    own = KeyTerms("own", SCOPES, ("studio/a",), NOON, is_paused=True, max_credits_per_task_micro=5)
     more: dict[str, Any] = {
         "scopes": (*SCOPES, "keys:write"),
         "models": (),
         "expires_at": NOON + timedelta(milliseconds=1),
+        "max_credits_per_task_micro": 6,
     }
     for field, value in more.items():
         refusal = own._replace(**{field: value}).refuse_excess(own)
         assert refusal is not None
-        assert refusal.param == field
+        assert refusal.param == field.removesuffix("_micro")
     assert set(KeyTerms._fields) - more.keys() == {"name", "is_paused"}
+    refusal = own._replace(max_credits_per_task_micro=None).refuse_excess(own)
+    assert refusal is not None
     assert own._replace(name="x", is_paused=False).refuse_excess(own) is None
 
 

@@ -56,6 +56,9 @@ _README: Final = (
     "credit. usage.csv is the usage log. Secrets are stored nowhere, and so are not here."
 )
 
+_THREADS: Final = trio.CapacityLimiter(2)
+"""Apart from those of requests: an archive may take minutes."""
+
 
 class NotWanted(Exception):
     """The archive is not to be made any more."""
@@ -110,11 +113,11 @@ class ArchiveWorker:
 
     async def _keep(self, file: IO[bytes]) -> tuple[str, int]:
         """Store an archive for as long as it is kept; return its hash and its length. Raises ``OSError``."""
-        sha256, length = await trio.to_thread.run_sync(_measured, file)
+        sha256, length = await trio.to_thread.run_sync(_measured, file, limiter=_THREADS)
         content, until = Content(sha256, UNKNOWN_TYPE), self._now() + KEPT + timedelta(hours=1)
-        if not await trio.to_thread.run_sync(self._claims.claim, content, until):
+        if not await trio.to_thread.run_sync(self._claims.claim, content, until, limiter=_THREADS):
             raise OSError(errno.EBUSY, "the same content is being deleted")
-        await trio.to_thread.run_sync(self._store.put, file, sha256, EXTENSIONS[UNKNOWN_TYPE])
+        await trio.to_thread.run_sync(self._store.put, file, sha256, EXTENSIONS[UNKNOWN_TYPE], limiter=_THREADS)
         return sha256, length
 
 
@@ -139,7 +142,7 @@ class _Archive:
         Raises ``OSError`` and :class:`NotWanted`.
         """
         self._left_bytes = contents_bytes_max
-        await trio.to_thread.run_sync(partial(directory.mkdir, parents=True, exist_ok=True))
+        await trio.to_thread.run_sync(partial(directory.mkdir, parents=True, exist_ok=True), limiter=_THREADS)
         with tempfile.TemporaryFile(dir=directory) as file:
             with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
                 for part in PARTS:
@@ -167,7 +170,7 @@ class _Archive:
         with archive.open(f"{part.name}.jsonl", "w", force_zip64=True) as out:
             async for found in self._pages(part):
                 lines = "".join(f"{row.as_json}\n" for row in found).encode()
-                await trio.to_thread.run_sync(out.write, lines)
+                await trio.to_thread.run_sync(out.write, lines, limiter=_THREADS)
 
     async def _write_usage(self, archive: zipfile.ZipFile) -> None:
         with archive.open("usage.csv", "w", force_zip64=True) as out:
@@ -176,7 +179,7 @@ class _Archive:
             async for found in self._pages(USAGE):
                 text = io.StringIO()
                 csv.writer(text).writerows(map(_usage_cells, found))
-                await trio.to_thread.run_sync(out.write, text.getvalue().encode())
+                await trio.to_thread.run_sync(out.write, text.getvalue().encode(), limiter=_THREADS)
 
     async def _write_contents(self, archive: zipfile.ZipFile, part: ArchivePart) -> None:
         async for found in self._pages(part, is_counted=False):
@@ -200,7 +203,7 @@ class _Archive:
         async with reader:
             with archive.open(info, "w", force_zip64=True) as out:
                 async for block in reader:
-                    await trio.to_thread.run_sync(out.write, block)
+                    await trio.to_thread.run_sync(out.write, block, limiter=_THREADS)
                     await self._renew()
         self._left_bytes -= row.bytes
         self._included.append(name)
