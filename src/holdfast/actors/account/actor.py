@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
-from typing import Self, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from holdfast.actors.account.alerts import decide_alerts
 from holdfast.actors.account.by_keys import ByKey, NoteChange, calling_key
@@ -129,6 +129,12 @@ AccountCommand: TypeAlias = (
     | AnnounceExpiry
     | ByKey
 )
+
+_USES: Final = (
+    CreateTask, BeginAttempt, RefuseTask, Recharge, CreateApiKey, CreateOrder, PutWebhook, RecordCustomer,
+    SetAutoTopUp,
+)  # fmt: skip
+"""What neither an account that is disabled gets, nor one that is to be closed."""
 
 
 EXPIRIES_MAX = 100
@@ -537,36 +543,13 @@ class AccountActor(JournaledActor):
             refusal = refusal if self._leaving.closes_at is None else ACCOUNT_CLOSING
             return refusal or self._refuse_key(message.by, message.scope)
         if self._leaving.closes_at is not None:
-            match message:
-                case (
-                    CreateTask()
-                    | BeginAttempt()
-                    | RefuseTask()
-                    | Recharge()
-                    | CreateApiKey()
-                    | CreateOrder()
-                    | PutWebhook()
-                    | RecordCustomer()
-                    | SaveCard()
-                    | SetAutoTopUp()
-                    | ChangeEmail()
-                ):
-                    return ACCOUNT_CLOSING
-                case GrantCredit() if self._leaving.closed_at is not None:
-                    return ACCOUNT_CLOSING
+            if isinstance(message, (*_USES, SaveCard, ChangeEmail)):
+                return ACCOUNT_CLOSING
+            if self._leaving.closed_at is not None and isinstance(message, GrantCredit):
+                return ACCOUNT_CLOSING
+        elif self._disabled_at is not None and isinstance(message, _USES):
+            return ACCOUNT_DISABLED
         match message:
-            case (
-                CreateTask()
-                | BeginAttempt()
-                | RefuseTask()
-                | Recharge()
-                | CreateApiKey()
-                | CreateOrder()
-                | PutWebhook()
-                | RecordCustomer()
-                | SetAutoTopUp()
-            ) if self._disabled_at is not None:
-                return ACCOUNT_DISABLED
             case CreateTask():
                 return self._refuse_key(message.request.api_key_id, message.scope)
             case RefuseTask() | BeginAttempt():
