@@ -1,4 +1,5 @@
-"""What a user would write instead, for comparison: whole tasks on FastAPI, asyncpg and aiohttp with row locks.
+"""What a user would write instead, for comparison: whole tasks on FastAPI, uvicorn (with uvloop and
+httptools, as its ``standard`` extra has), asyncpg and aiohttp, with row locks.
 
 Create (hold), submit, signed callback, download, store with fsync, capture: one transaction each under
 ``SELECT … FOR UPDATE``. It has no idempotency, fences, retries, deadlines or audit, and a crash loses tasks that
@@ -252,7 +253,9 @@ def serve(port: int, processes: int) -> None:
     # answer waits 40 ms for the client's delayed acknowledgement.
     listener = socket.create_server(("127.0.0.1", port), backlog=2048)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    config = uvicorn.Config("benchmarks.row_lock_peer:app", workers=processes, log_level="warning")
+    config = uvicorn.Config(
+        "benchmarks.row_lock_peer:app", workers=processes, loop="uvloop", http="httptools", log_level="warning"
+    )
     if processes == 1:
         uvicorn.Server(config).run(sockets=[listener])
     else:
