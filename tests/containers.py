@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -97,6 +98,14 @@ def build_image(tag: str, checkout: Path = ROOT, **arguments: str) -> str:
             "build", *options, *mounted, *given, f"--file={file}", f"--tag={name}", str(checkout), timeout_s=BUILD_S
         )
         return name
+
+
+def copy_sources(tree: Path) -> None:
+    """Copy what this checkout's wheels and image are built from into a new folder."""
+    for name in ("src", ".ci", "requirements", "deploy"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore", ".containerignore"):
+        shutil.copyfile(ROOT / name, tree / name)
 
 
 def make_debian(name: str, packages: str, *words: str, options: Sequence[str] = ()) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pytest
 from tests.clients import Customer, Totals, loopback_client, ok, until
-from tests.containers import ROOT, Container, build_image, environment, podman
+from tests.containers import ROOT, Container, build_image, copy_sources, environment, podman
 from tests.mail_server import Post, running
 from tests.orphans import orphan_program
 from tests.reserved_ports import reserve_port
@@ -75,6 +75,16 @@ def test_an_image_is_small_and_has_no_database_server_and_no_root(images: list[s
     found = podman("run", "--rm", "--network=none", "--entrypoint=python3", image, "-c", program)
     assert found.strip() == "['obstore', 'holdfast_console']"
     assert _compressed_bytes(image) < COMPRESSED_BYTES_MAX
+
+
+def test_an_image_has_the_code_of_its_checkout_after_one_of_other_code(images: list[str], folder: Path) -> None:
+    tree, version = folder / "tree", "1.0.0+changed"
+    copy_sources(tree)
+    source = tree / "src" / "holdfast" / "__init__.py"
+    source.write_text(source.read_text("utf-8").replace(holdfast.__version__, version))
+    image = build_image("changed", tree)
+    assert podman("run", "--rm", "--network=none", image, "--version").strip() == version
+    assert podman("run", "--rm", "--network=none", images[0], "--version").strip() == holdfast.__version__
 
 
 async def test_it_runs_without_privileges_and_is_upgraded_in_place(

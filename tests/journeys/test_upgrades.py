@@ -26,7 +26,7 @@ import pytest
 import trio
 from benchmarks.roll_clients import RollClients
 from tests.clients import Customer, loopback_client, until
-from tests.containers import ROOT, Container, build_image, podman
+from tests.containers import ROOT, Container, build_image, copy_sources, podman
 from tests.reserved_ports import reserve_port
 from tests.tools import needs
 from torture.postgres import PostgresServer, binaries
@@ -99,13 +99,10 @@ def trees() -> Iterator[Trees]:
     folder = new_folder()
     found = Trees(folder / "old", folder / "new")
     for tree, commit in ((found.old, COMMIT), (found.new, None)):
-        tree.mkdir()
         if commit is None:
-            for name in ("src", ".ci", "requirements", "deploy"):
-                shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-            for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
-                shutil.copyfile(ROOT / name, tree / name)
+            copy_sources(tree)
         else:
+            tree.mkdir()
             packed = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True)
             subprocess.run(["tar", "-x"], cwd=tree, input=packed.stdout, check=True)
     (found.new / VERSIONS / f"v{ADDED}_added.py").write_text(REVISION)
