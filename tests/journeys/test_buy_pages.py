@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from .operators_pages import Account, Pages
-from .page_browser import SCHEMES, SCREENS, Scheme, faults_of
+from .page_browser import SCHEMES, SCREENS, WAIT_MS, Scheme, faults_of
 from .service_process import Service
 
 BUY = "/account/buy"
@@ -61,6 +62,14 @@ def shop(shared_service: Service, browser: Browser) -> Iterator[Shop]:
     shop.http.close()
     # A browser reports each refused request, too.
     assert [each for each in shop.complaints if "the server responded with a status of 4" not in each] == []
+
+
+def poll(page: Page, is_met: Callable[[], bool]) -> None:
+    """Wait until a condition is met that the page does not show."""
+    ends_at = time.monotonic() + WAIT_MS / 1000
+    while not is_met():
+        assert time.monotonic() < ends_at
+        page.wait_for_timeout(50)
 
 
 def order(page: Page, amount: str) -> None:
@@ -119,6 +128,45 @@ def test_a_newcomer_buys_after_a_decline(shop: Shop) -> None:
     row = page.get_by_role("row").filter(has_text="10.00 USD")
     expect(row).to_contain_text("paid")
     expect(row.get_by_role("link", name="Pay")).to_have_count(0)
+
+
+@pytest.mark.parametrize("first_status", [200, 429])
+def test_a_change_before_the_first_event_is_shown(shop: Shop, first_status: int) -> None:
+    """It comes after the page was made and before its stream is opened, or opened again by the script."""
+    account = shop.account()
+    page = shop.open(account=account)
+    order(page, "6.00")
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        if first_status == 429 and not held:
+            route.fulfill(status=429)
+        held.append(route)
+
+    page.route("**/account/events", hold)
+    page.goto(page.url.removesuffix("/pay"))
+    outcome = page.locator(".outcome")
+    expect(outcome).to_contain_text("It waits for your payment.")
+    poll(page, lambda: len(held) == (1 if first_status == 200 else 2))
+    before = shop.orders(account)
+    shop.press("payment_intents", before[0]["provider_payment_id"], "decline", decline_code="insufficient_funds")
+    poll(page, lambda: shop.orders(account) != before)
+    expect(outcome).to_contain_text("It waits for your payment.")
+    held[-1].continue_()
+    expect(outcome).to_contain_text("the card has insufficient funds. Nothing was charged.")
+
+
+def test_a_refused_form_stays_when_its_page_is_refreshed(shop: Shop) -> None:
+    account = shop.account()
+    page = shop.open(account=account)
+    page.get_by_label("Another", exact=True).check()
+    page.get_by_label("Another amount").fill("75 dollars")
+    page.get_by_role("button", name="Continue to payment").click()
+    expect(page.locator(".fault")).to_be_visible()
+    account.recharge()
+    expect(page.get_by_text("You have 2.00 credits")).to_be_visible()
+    expect(page.locator(".fault")).to_be_visible()
+    expect(page.get_by_label("Another amount")).to_have_value("75 dollars")
 
 
 def test_the_bank_asks_for_approval_at_a_page_of_another_site(shop: Shop) -> None:

@@ -38,7 +38,7 @@ const sameNode = (old, fresh) =>
   old.nodeType === fresh.nodeType && old.nodeName === fresh.nodeName && (old.id || "") === (fresh.id || "");
 
 const isInUse = (element) =>
-  element.hasAttribute("data-own") ||
+  element.hasAttribute("data-own") || element.hasAttribute("data-attempted") ||
   (element.hasAttribute("data-keep") && (element.open || element.contains(document.activeElement)));
 
 const morph = (old, fresh) => {
@@ -58,10 +58,13 @@ const morph = (old, fresh) => {
   const kept = new Map();
   for (const child of old.children) if (child.id) kept.set(child.id, child);
   const isOwn = (node) => node.nodeType === Node.ELEMENT_NODE && node.hasAttribute("data-own");
+  // What is the page's own stands for nothing else of the fresh one, such as a message that it has no more.
+  const isPassedOver = (node, next) =>
+    (isOwn(node) && !isOwn(next)) ||
+    (node.nodeType === Node.TEXT_NODE && !node.data.trim() && next.nodeType === Node.ELEMENT_NODE);
   let place = old.firstChild;
   for (const next of [...fresh.childNodes]) {
-    // What is the page's own stands for nothing else of the fresh one, such as a message that it has no more.
-    while (place && isOwn(place) && !isOwn(next)) place = place.nextSibling;
+    while (place && isPassedOver(place, next)) place = place.nextSibling;
     const known = next.id ? kept.get(next.id) : undefined;
     if (known && known !== place) old.insertBefore(known, place);
     if (known) {
@@ -111,9 +114,11 @@ const signedOut = () => {
 
 let refreshing = false;
 let paused = false;
+// Returns whether nothing remains to be shown: a page that is hidden or paused is refreshed when it no longer is.
 const refresh = async () => {
   const main = document.querySelector("main[data-live-s], main[data-events]");
-  if (!main || refreshing || document.hidden || paused) return;
+  if (!main || document.hidden || paused) return true;
+  if (refreshing) return false;
   refreshing = true;
   try {
     const signal = AbortSignal.timeout(ANSWER_MS);
@@ -122,7 +127,7 @@ const refresh = async () => {
     const response = await fetch(location.href, { headers: { "X-Refresh": stays || "1" }, redirect: "error", signal });
     if (response.status === 401) {
       signedOut();
-      return;
+      return true;
     }
     if (!response.ok) throw new Error(String(response.status));
     const page = new DOMParser().parseFromString(await response.text(), "text/html");
@@ -133,34 +138,32 @@ const refresh = async () => {
     offset = clockOffset();
     showAges();
     say("live", "live");
+    return true;
   } catch {
     say("no connection; tries again", "bad");
+    return false;
   } finally {
     refreshing = false;
   }
 };
 
-// An account's pages are asked for again after its events, at most once a second.
+// An account's pages are asked for again after its events, at most once a second. Each stream, a resumed one too,
+// begins with an event, after which nothing is missed; what was changed before that and after the page was made is
+// shown by the first refresh.
 const EVENT_NAMES = ["task", "order", "account"];
 const TOGETHER_MS = 1000;
 
+let due = null;
+const refreshSoon = (pauseMs) => {
+  due ??= setTimeout(async () => {
+    due = null;
+    if (!(await refresh())) refreshSoon(Math.min(pauseMs * 2, PAUSE_MAX_S * 1000));
+  }, pauseMs);
+};
+
 const followAccount = (path, pauseS) => {
-  let due = null;
   const source = new EventSource(path);
-  let isFirst = true;
-  const refreshSoon = () => {
-    due ??= setTimeout(() => {
-      due = null;
-      refresh();
-    }, TOGETHER_MS);
-  };
-  for (const name of EVENT_NAMES) {
-    source.addEventListener(name, () => {
-      // The first batch says what the page shows already.
-      if (!isFirst) refreshSoon();
-      if (name === "account") isFirst = false;
-    });
-  }
+  for (const name of EVENT_NAMES) source.addEventListener(name, () => refreshSoon(TOGETHER_MS));
   source.onopen = () => { if (!paused) say("live", "live"); };
   source.onerror = () => {
     if (!paused) say("no connection; tries again", "bad");
