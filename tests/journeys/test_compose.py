@@ -62,6 +62,11 @@ exec setpriv --reuid postgres --regid postgres --init-groups "$@"
 SERVERS: Final = f"localhost/holdfast-tests-servers-{zlib.crc32(ENTRYPOINT.encode()):08x}:trixie"
 
 
+def network_of(port: int) -> str:
+    """Return the beginning of the addresses of a network for a port: 10.128 to 10.255, podman's own being 10.88."""
+    return f"10.{128 | port >> 8}.{port & 255}"
+
+
 class Deployment:
     """A copy of the folder ``deploy`` with settings for a trial, and the containers that run from it."""
 
@@ -73,10 +78,13 @@ class Deployment:
         options = ("--rm", "--network=none", f"--user={os.getuid()}", f"--volume={self.folder}:/deploy")
         podman("run", *options, image, "init", "compose", "/deploy", "--for", "sandbox", "--public-url", self.url)
         self.project = f"holdfast-test-{self.ports['HTTPS_PORT']}"
+        # A network that a killed run has left refuses another of the same addresses, and podman-compose hides why.
+        self.network = network_of(self.ports["HTTPS_PORT"])
         images = {f"{name}_IMAGE": SERVERS for name in ("POSTGRES", "HAPROXY", "PROMETHEUS")}
         ports = {name: str(port) for name, port in self.ports.items()}
-        self.environment = {**environment(), **ports, **images, "IMAGE": image}
-        self.services: dict[str, Any] = yaml.safe_load(self.compose("--profile=monitoring", "config"))["services"]
+        self.environment = {**environment(), **ports, **images, "IMAGE": image, "NETWORK": self.network}
+        self.config: dict[str, Any] = yaml.safe_load(self.compose("--profile=monitoring", "config"))
+        self.services: dict[str, Any] = self.config["services"]
         self._started: set[str] = set()
 
     def compose(self, *words: str) -> str:
@@ -195,6 +203,16 @@ async def test_both_members_serve_and_one_goes_on_while_the_other_is_stopped(
         deployment.container(MEMBERS[0]).await_healthy()
     audit = deployment.container(MEMBERS[1]).run("holdfast", "audit")
     assert "FAILED" not in audit
+
+
+def test_each_deployment_has_a_network_of_its_own(deployment: Deployment) -> None:
+    """The environment has precedence over the file `.env`."""
+    shipped = "NETWORK=10.213.74"
+    assert shipped in (deployment.folder / ".env").read_text().splitlines()
+    [pool] = deployment.config["networks"]["default"]["ipam"]["config"]
+    assert pool["subnet"] == f"{deployment.network}.0/24"
+    networks = json.loads(podman("network", "inspect", f"{deployment.project}_default"))
+    assert [pool["subnet"] for each in networks for pool in each["subnets"]] == [f"{deployment.network}.0/24"]
 
 
 async def test_the_database_is_dumped_as_the_page_says(deployment: Deployment) -> None:
