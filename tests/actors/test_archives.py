@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.actors.leaving_setup import Clock, rows_of
 
@@ -28,8 +29,8 @@ from holdfast.persistence.claims.archives import (
     find_archive,
 )
 from holdfast.persistence.claims.contents import START, ContentClaims, mark_contents
-from holdfast.persistence.records.rows import ArchiveRow, FileRow
-from holdfast.persistence.records.tables import files
+from holdfast.persistence.records.rows import ArchiveRow, FileRow, PaymentEventRow
+from holdfast.persistence.records.tables import files, payment_events
 from holdfast.persistence.server.database import Database
 from holdfast.providers.storage.base import asset_key
 from holdfast.providers.storage.local import LocalStore
@@ -99,6 +100,13 @@ async def test_contents_beyond_the_bound_and_those_that_are_gone_are_named(
     large = await add_file(database, store, account_id, b"large" * 100, clock)
     gone = await add_file(database, store, account_id, b"gone", clock)
     await add_file(database, store, other_id, b"of another", clock)
+    for owner in (account_id, other_id):
+        event = PaymentEventRow(
+            "card", f"evt_{owner}", owner, None, "charge.updated", clock(), "ignored", b'{"name": "Ada"}'
+        )
+        await database.work(
+            lambda rows, event=event: rows.execute(payment_events.insert().values(msgspec.structs.asdict(event)))
+        )
     await store.delete(asset_key(hashlib.sha256(b"gone").hexdigest(), "bin"))
     await asked(database, account_id, clock)
     assert await new_worker(contents_bytes_max=100).make_next() is True
@@ -110,6 +118,7 @@ async def test_contents_beyond_the_bound_and_those_that_are_gone_are_named(
     )
     assert manifest["records"]["files"] == 3
     assert manifest["records"]["operations"] == 1
+    assert json.loads(parts["payment_events.jsonl"])["body"] == r"\x" + b'{"name": "Ada"}'.hex()
     assert all(other_id.encode() not in body for body in parts.values())
     # Nothing is made twice, and nothing remains beside it.
     assert await new_worker().make_next() is False
@@ -125,7 +134,6 @@ def test_an_archive_has_each_table_of_an_account() -> None:
         "holds": "each is two operations",
         "order_payments": "in the order's state",
         "outbox_attempts": "counted in the event",
-        "payment_events": "what they said is in the order",
         "task_events": "what they said is in the task",
         "usage_totals": "the sums of the usage log",
     }

@@ -207,7 +207,7 @@ async def test_an_owner_who_has_signed_in_meanwhile_keeps_the_account(
     for step in ("due_closings", "read_leaving", "write"):
         await workers.freeze("closings", GRACE.total_seconds() + DAY_S, step)
     again = await member.sign_in(ada.email)
-    assert again.account_id == ada.account_id
+    assert (again.account_id, again.was_kept) == (ada.account_id, True)
     kept = rows_of_account(database_url, ada.account_id)
     assert whats(kept) == ["closing", "kept"]
     await workers.thaw()

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+import msgspec
 import pytest
 from tests.event_streams import reading
 from tests.strict_html import StrictHtml
@@ -28,6 +29,7 @@ from holdfast.persistence.records.rows import SessionRevokedRow
 from holdfast_console.account.access import cookie_name, set_cookie
 from holdfast_console.account.sign_in import EVENTS, SIGN_IN, SIGNED_IN_AGAIN
 from holdfast_console.account.site import NAVIGATION, SITE
+from holdfast_console.forms import MESSAGE_COOKIE
 
 from .fake_rows import AwayRows
 from .identities import TOKEN
@@ -208,6 +210,16 @@ async def test_the_way_back_stays_among_the_pages(api: Api, elsewhere: str) -> N
     stranger = AccountReader(api, SAME_ORIGIN)
     begun = await stranger.send(SIGN_IN, **sign_in_succeeds(api), return_to=elsewhere)
     assert begun.headers["Location"] == "/account"
+
+
+async def test_who_keeps_the_account_by_signing_in_is_told(api: Api) -> None:
+    stranger = AccountReader(api, SAME_ORIGIN)
+    for was_kept in (False, True):
+        form = sign_in_succeeds(api)
+        api.sign_ins.answer = msgspec.structs.replace(api.sign_ins.answer, was_kept=was_kept)
+        begun = await stranger.send(SIGN_IN, **form)
+        message = [each for each in begun.headers.get_list("Set-Cookie") if each.startswith(f"{MESSAGE_COOKIE}=")]
+        assert (begun.status_code, len(message)) == (303, int(was_kept))
 
 
 async def test_a_refused_code_says_so_and_how_long_to_wait(api: Api) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
+import pytest
+
 from .identities import OTHER_ACCOUNT
 from .test_account_pages import HOSTILE, AccountReader, owner
 from .test_receipt_calls import add, note, receipt
@@ -33,6 +35,17 @@ async def test_receipts_are_listed_summed_and_handed_out(api: Api, owner: Accoun
     pdf = await owner.get(f"{PATH}/R-000001/pdf")
     assert pdf.content.startswith(b"%PDF-")
     assert "attachment" in pdf.headers["Content-Disposition"]
+
+
+async def test_no_page_is_offered_without_the_library(
+    api: Api, owner: AccountReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await add(api, receipt(1))
+    assert "R-000001/pdf" in (await owner.get(PATH)).text
+    monkeypatch.setattr("holdfast_console.account.receipts.can_render", lambda: False)
+    page = await owner.get(PATH)
+    assert 'id="R-000001"' in page.text
+    assert "/pdf" not in page.text
 
 
 async def test_receipts_of_others_are_not_shown_and_hostile_filters_do_nothing(

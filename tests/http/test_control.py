@@ -184,6 +184,7 @@ async def test_a_correct_code_creates_a_session(api: Api) -> None:
                 "create_task": "https://holdfast.example/v2/task/create",
             },
         },
+        "account_kept": False,
     }
 
 

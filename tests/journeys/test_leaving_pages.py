@@ -156,5 +156,6 @@ def test_the_account_is_deleted_unless_its_owner_signs_in(pages: AccountPages) -
     page.goto(SETTINGS)
     sign_in(page, email)
     page.wait_for_url(f"**{SETTINGS}")
+    expect(page.get_by_role("status").first).to_contain_text("Because you signed in, it is kept.")
     assert signed_in_as(page) == email
     assert pages.http.get("/v2/task/list", headers=key).status_code == 200

@@ -29,6 +29,7 @@ NOT_KEPT: Final = frozenset({"code", "otp", "current.otp", "new.otp", "token", "
 KEPT_BYTES_MAX: Final = 18 * FORM_BYTES_MAX
 """The largest form of all pages, and what the sign-in adds."""
 
+KEPT_ACCOUNT: Final = "Your account was to be deleted. Because you signed in, it is kept."
 SIGNED_IN_AGAIN: Final = "You are signed in again. Nothing was done yet: look at the form, and send it again."
 
 view = ViewTable(Auth.NONE)
@@ -107,9 +108,11 @@ async def take_sign_in(visit: Visit) -> ViewResult:
     assert isinstance(begun, Verified)
     headers = (set_cookie(begun.session.token, settings.session_ttl_s, settings),)
     if not kept:
-        return Redirect(return_to, headers=headers)
+        message = Message(KEPT_ACCOUNT, is_failure=False) if begun.account_kept else None
+        return Redirect(return_to, message, headers=headers)
     await call.identify_session(begun.session.token)
-    attempt = FormAttempt(form.get(KEPT_ACTION, ""), kept, SIGNED_IN_AGAIN)
+    text = f"{KEPT_ACCOUNT} {SIGNED_IN_AGAIN}" if begun.account_kept else SIGNED_IN_AGAIN
+    attempt = FormAttempt(form.get(KEPT_ACTION, ""), kept, text)
     return Again(return_to, attempt, headers=headers)
 
 

@@ -237,7 +237,7 @@ class SignInActor(JournaledActor):
         expires_at = at + timedelta(seconds=rules.session_ttl_s)
         token_sha256 = hashlib.sha256(token.encode()).digest()
         rows.append(SessionRow(self._account_id, session_id, token_sha256, at, expires_at))
-        reply = SignedIn(self._account_id, email, self._role, session_id, token, expires_at)
+        reply = SignedIn(self._account_id, email, self._role, session_id, token, expires_at, was_kept=bool(fences))
         return self._change(self._codes, reply, at, *rows, fences=fences)
 
     def _report_lockout(self, refusal: Refusal) -> None:

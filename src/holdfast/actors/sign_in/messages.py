@@ -63,5 +63,7 @@ class SignedIn(msgspec.Struct, frozen=True):
     session_id: str
     session_token: str
     session_expires_at: datetime
+    was_kept: bool = False
+    """Whether the account was to be closed, and is not any more."""
 
     __repr__ = object.__repr__

@@ -53,7 +53,8 @@ _CONTENTS: Final = {"results": "asset_id", "files": "file_id"}
 """The parts whose rows have a content, with the name of their id."""
 _README: Final = (
     "One file for each kind of record, a line of JSON for each; amounts that end in _micro are millionths of a "
-    "credit. usage.csv is the usage log. Secrets are stored nowhere, and so are not here."
+    "credit. usage.csv is the usage log. A body in payment_events is what the card provider has sent, in "
+    "hexadecimal digits after \\x. Secrets of sessions and keys are stored nowhere, and so are not here."
 )
 
 _THREADS: Final = trio.CapacityLimiter(2)

@@ -131,6 +131,7 @@ async def verify_code(call: Call) -> Outcome:
         ),
         account=account_body(facts.totals),
         first_call=first_call(deps, facts),
+        account_kept=signed_in.was_kept,
     )
 
 

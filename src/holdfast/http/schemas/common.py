@@ -209,6 +209,8 @@ class Verified(msgspec.Struct, frozen=True):
     """The account's totals."""
     first_call: FirstCall
     """Whether the account is ready for its first call."""
+    account_kept: bool
+    """Whether the account was to be deleted, and is kept by this sign-in."""
 
 
 class AuthContext(msgspec.Struct, frozen=True):

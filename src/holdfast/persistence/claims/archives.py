@@ -83,6 +83,8 @@ PARTS: Final[tuple[ArchivePart, ...]] = (
     ArchivePart("alerts", "alerts"),
     ArchivePart("cards_and_top_up", "auto_top_ups"),
     ArchivePart("orders", "orders", ("wake_at",), rows_max=50),
+    # Each with the body as the card provider has sent it: it may say more of a person than the order does.
+    ArchivePart("payment_events", "payment_events", rows_max=50),
     ArchivePart("receipts", "receipts"),
     ArchivePart("coupons", "coupon_uses"),
     ArchivePart("operations", "operations", ("chain_hash",)),
