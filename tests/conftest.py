@@ -6,13 +6,15 @@ Where tests run in several workers, each worker has a session of its own, and a 
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import math
 import os
 import shutil
 import signal
+import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -49,6 +51,9 @@ def pytest_configure() -> None:
     for name in list(os.environ):
         if name.startswith(FOREIGN) or name.lower().endswith("_proxy"):
             del os.environ[name]
+    # Else every worker rewrites the assertions of every module, and every process of the service compiles all of it.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     os.umask(0o022)
     # A shell's background job ignores interrupts, and so would the commands that tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -61,6 +66,17 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if all(word.endswith(".py") for word in named):
         workers = min(workers, len(named))
     return workers if workers > 1 else 0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without searching for cycles, and search none of the modules and items afterwards."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
