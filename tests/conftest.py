@@ -51,7 +51,7 @@ def pytest_configure() -> None:
     for name in list(os.environ):
         if name.startswith(FOREIGN) or name.lower().endswith("_proxy"):
             del os.environ[name]
-    # Else every worker rewrites the assertions of every module, and every process of the service compiles all of it.
+    # Else every worker rewrites the assertions of every module, and each process of the service compiles all of it.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     os.umask(0o022)

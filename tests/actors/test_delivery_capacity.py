@@ -39,7 +39,7 @@ async def late_s(setup: Setup, event_id: str) -> float:
     return sent_s - began_s
 
 
-@pytest.mark.parametrize("accounts", [32, 100, 1000])
+@pytest.mark.parametrize("accounts", [32, 100, pytest.param(1000, marks=pytest.mark.slow)])
 async def test_hanging_receivers_do_not_delay_others(autojump_clock: trio.testing.MockClock, accounts: int) -> None:
     setup = hanging(accounts, events=5)
     waves = -(-accounts * PER_RECEIVER_MAX // QUICK_MAX)

@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any, TypeAlias
 
 import httpx2
+import pytest
 import trio
 from sqlalchemy import text
 from tests.clients import ENDED, Customer, code_of, loopback_client, ok, refused, until
@@ -185,6 +186,7 @@ def spent_over_time(database_url: str, account_id: str) -> tuple[dict[str, list[
     return spent, captured
 
 
+@pytest.mark.slow
 async def test_no_key_exceeds_its_limit_over_two_processes_with_kills(
     two_services: list[Service], provider: QuietProvider, new_customer: NewCustomer
 ) -> None:

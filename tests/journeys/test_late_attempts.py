@@ -218,6 +218,7 @@ def raw_create(path: str, customer: Customer, body: object) -> bytes:
     return head.encode() + sent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("deployment", "program", "model"),
     [("two_workers", HELD_IMAGES, "studio/image-1"), ("three_members", VIDEOS, MODEL)],

@@ -185,6 +185,7 @@ def test_a_probe_is_refused_line_by_line(setup: Setup) -> None:
     assert gone.stderr.startswith("The service at http://127.0.0.1:9 cannot be reached: ")
 
 
+@pytest.mark.slow
 def test_a_wrong_secret_is_named(setup: Setup) -> None:
     url = setup.provider.file("picture.png")
     setup.provider.scripts[PROMPT] = Script(put=calls_back("not-the-secret"), get=finished(url))  # type: ignore[arg-type]
@@ -195,6 +196,7 @@ def test_a_wrong_secret_is_named(setup: Setup) -> None:
     assert "received and refused: its signature or token is wrong" in line
 
 
+@pytest.mark.slow
 def test_a_provider_that_is_gone_is_named(setup: Setup) -> None:
     done = check(setup.service, "gone")
     assert done.returncode == 1, done.stderr

@@ -216,8 +216,15 @@ class Credit(RuleBasedStateMachine):
         assert len(set(emptied)) == len(emptied)
 
 
-Credit.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
-TestCredit = Credit.TestCase
+TestCredit: Any = Credit.TestCase
+TestCredit.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
+
+
+@pytest.mark.slow
+class TestMuchCredit(TestCredit):  # type: ignore[misc]  # the machine's test case is made at run time
+    """The same with more examples."""
+
+    settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 
 
 def funded(*lots: Lot) -> AccountState:

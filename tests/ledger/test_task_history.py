@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import msgspec
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -336,4 +337,11 @@ class TaskLife(RuleBasedStateMachine):
 
 
 TestTaskLife: Any = TaskLife.TestCase
-TestTaskLife.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, phases=PHASES)
+TestTaskLife.settings = settings(max_examples=30, stateful_step_count=40, deadline=None, phases=PHASES)
+
+
+@pytest.mark.slow
+class TestManyTaskLives(TestTaskLife):  # type: ignore[misc]  # the machine's test case is made at run time
+    """The same with more examples."""
+
+    settings = settings(max_examples=150, stateful_step_count=40, deadline=None, phases=PHASES)
