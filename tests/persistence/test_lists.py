@@ -248,14 +248,15 @@ def test_tasks_are_selected_by_key_end_user_and_metadata(rows: Connection) -> No
     known = name_users(rows, "acct_small")
     name_users(rows, "acct_other")
     of_none = {"model": "studio/none", "end_user": "none", "metadata[project]": "p9", "metadata[none]": ""}
-    for _ in range(60):
+    for number in range(60):
         chosen = dice.choice(known)
         names = dice.sample([name for name in chosen if name != "id"], k=dice.randint(1, 3))
         filters = {name: chosen[name] for name in names}
         if dice.random() < 0.2:
             filters |= dict([dice.choice([*of_none.items()])])
         wanted = [each["id"] for each in known if filters.items() <= each.items()]
-        for scanned_max in (None, 1, 17, 300):
+        # A page for each entry is 300 statements: a few filters tell as much as all.
+        for scanned_max in (None, 17, 300, *((1,) if number < 5 else ())):
             found = list[str]()
             after: tuple[datetime, str] | None = None
             while True:
