@@ -126,7 +126,8 @@ class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
     stream, at one process. ``file_bytes_max``: the largest file; ``files_max`` and ``files_bytes_max``: those of an
     account together. ``checker_share``: the share of the time that the checker of the ledger takes; 0 is none.
     ``webhook_local_allowed``: events may go to http and to private addresses. ``receipt_font``: a font
-    for characters that the usual one of receipts lacks. The repr shows no value.
+    for characters that the usual one of receipts lacks. ``log_memory_bytes``, ``log_memory_s``: how much of the newest
+    log lines a process keeps in memory. The repr shows no value.
     """
 
     env: Literal["development", "production"] = "development"
@@ -151,6 +152,8 @@ class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
     mail_from: str = "Holdfast <no-reply@localhost>"
     log_format: Literal["console", "json"] = "console"
     log_level: LogLevel = "info"
+    log_memory_bytes: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 64 * 1024 * 1024
+    log_memory_s: Seconds = 600.0
     operators: Emails = ()
     operator_readers: Emails = ()
     operator_session_ttl_s: Lifetime = 43_200

@@ -32,7 +32,13 @@ def serve(settings: Settings) -> int:
     Raises ``CannotListen``, the faults of the embedded database and of migrations, ``CatalogFault``, and
     ``SettingsFault`` for a library that is not installed.
     """
-    configure_logging(settings.log_format, level=settings.log_level, in_thread=True)
+    configure_logging(
+        settings.log_format,
+        level=settings.log_level,
+        in_thread=True,
+        memory_bytes=settings.log_memory_bytes,
+        memory_s=settings.log_memory_s,
+    )
     register_secrets(settings.secret_values())
     export_traces(environment())
     for warning in find_warnings(settings):

@@ -17,6 +17,7 @@ import trio
 from holdfast.ledger.clock import Now, format_time, utc_now
 from holdfast.ledger.public_types import MemberId, Time
 from holdfast.telemetry import metrics
+from holdfast.telemetry.logs import keep_refusal
 from holdfast.telemetry.reports.conditions import OTHERS, UNAVAILABLE, Conditions
 from holdfast.telemetry.scrubbing import spelled
 
@@ -137,18 +138,19 @@ class RefusedRequests:
         if counted not in counts and len(counts) >= CALLERS_MAX:
             counted = (OTHERS, status, code)
         counts[counted] += 1
+        about: dict[str, str | int | None] = {
+            "status": status,
+            "code": code,
+            "route": route,
+            "caller": caller,
+            "key_prefix": key_prefix,
+            "origin": origin,
+            "request_id": request_id,
+        }
         if counts[counted] > 1 or len(counts) > LINES_MAX:
-            return
-        log.info(
-            "request refused",
-            status=status,
-            code=code,
-            route=route,
-            caller=caller,
-            key_prefix=key_prefix,
-            origin=origin,
-            request_id=request_id,
-        )
+            keep_refusal("request refused", about)
+        else:
+            log.info("request refused", **about)
 
     def recent(self) -> Iterable[RefusedRequest]:
         """Return the newest ones, newest first."""

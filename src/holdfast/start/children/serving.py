@@ -41,6 +41,8 @@ def serve(arguments: WorkerArguments, on_start: Callable[[], None]) -> int:
         in_thread=True,
         worker=arguments.slot,
         processes=settings.processes,
+        memory_bytes=settings.log_memory_bytes,
+        memory_s=settings.log_memory_s,
     )
     register_secrets(settings.secret_values())
     export_traces(environment())

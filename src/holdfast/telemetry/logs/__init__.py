@@ -7,6 +7,9 @@ Repeated lines are folded, written later as one line with a count. A report is n
 and an operator did is read in the order in which it happened;
 :class:`~holdfast.telemetry.reports.reporter.Reporter` limits their number. Messages that were not handled may be
 very many. Events in the life of tasks have a line each until they are so many that only their counts are of use.
+
+In memory the newest lines are kept as they were before that (:mod:`~holdfast.telemetry.logs.ring`), as are refusals
+that have no line of their own, in a share apart: many of them leave the other lines.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, timedelta
 from typing import Final, TextIO
 
@@ -35,6 +38,7 @@ from holdfast.telemetry.logs.lines import (
     render_json,
     time_of_line,
 )
+from holdfast.telemetry.logs.ring import FoundLines, LineRing, newest_of
 from holdfast.telemetry.repetitions import Repetitions
 from holdfast.telemetry.reports.report import REPORT_KINDS
 from holdfast.telemetry.scrubbing import SCRUBBED, has_registered_secret, scrub
@@ -54,6 +58,9 @@ EVENT_PERIODS_S: Final = (10, 60)
 
 NEVER_HELD: Final = frozenset(REPORT_KINDS) - {"dead_letter"}
 """The kinds of report whose lines are each written at once."""
+
+SHARE_OF_REFUSALS: Final = 8
+"""Refusals have one part in so many of the memory for lines."""
 
 _IDS: Final = frozenset({"key", "task_id", "account_id", "order_id", "event_id", "batch_id"})
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
@@ -162,6 +169,13 @@ class _Lines:
         self.worker: int | None = None
         self.folding = Folding(time.monotonic)
         self._lock = threading.Lock()
+        self.keep(0, 0)
+
+    def keep(self, bytes_max: int, age_max_s: float) -> None:
+        """Keep the newest lines in so many bytes, and for so long; 0 bytes keep none."""
+        of_refusals = bytes_max // SHARE_OF_REFUSALS
+        self.kept = LineRing(bytes_max - of_refusals, age_max_s)
+        self.kept_refusals = LineRing(of_refusals, age_max_s)
 
     def context(self) -> dict[str, object]:
         """Return the fields of every line: the trace, the request if its id is another, the worker process."""
@@ -178,15 +192,27 @@ class _Lines:
     def write(self, _logger: WrappedLogger, _method: str, event: EventDict) -> str:
         """A structlog processor, the last one: render a line, or drop a repeated one."""
         fields = in_order({"time": time_of_line(), **event})
+        line = self._kept(fields)
         with self._lock:
             if not self.folding.admit(fields):
                 raise structlog.DropEvent
-        return self.render(fields)
+        return line or self.render(fields)
 
-    def admit_task_event(self, event: str) -> bool:
-        """Whether a task's event is written; below level info each one is."""
+    def write_task_event(self, fields: Fields) -> None:
+        """Put the line of a task's event, unless they are so many that it is counted; below level info each one."""
+        line, event = self._kept(fields), str(fields["event"])
         with self._lock:
-            return self.level < logging.INFO or self.folding.admit_task_event(event)
+            is_put = "task_id" not in fields or self.level < logging.INFO or self.folding.admit_task_event(event)
+        if is_put:
+            self.put(line or self.render(fields))
+
+    def _kept(self, fields: Fields) -> str | None:
+        """Keep a line, and return it if it is put in the same form."""
+        if not self.kept.bytes_max:
+            return None
+        line = render_json(fields)
+        self.kept.append(line)
+        return line if self.render is render_json else None
 
     def put_folded(self, *, at_once: bool = False) -> None:
         """Put the lines of repeated and of counted ones that are due."""
@@ -241,12 +267,14 @@ def configure_logging(
     in_thread: bool = False,
     worker: int | None = None,
     processes: int = 1,
+    memory_bytes: int = 0,
+    memory_s: float = 600.0,
 ) -> None:
     """Set up structlog and the standard library's root logger; calling it again replaces the earlier setup.
 
     Lines go to ``stream`` (default: standard error), or ``in_thread`` to the descriptor of standard error by a
     thread, so that no part waits for its reader. ``worker`` is the number of this process in every line; so many
-    ``processes`` share the lines of tasks' events. Raises ValueError for an unknown ``level``.
+    ``processes`` share the lines of tasks' events. The newest lines are kept in ``memory_bytes``, for ``memory_s``. Raises ValueError for an unknown ``level``.
     """
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
@@ -255,6 +283,7 @@ def configure_logging(
     _lines.end(FLUSH_S)
     _lines.level, _lines.worker = number, worker
     _lines.folding = Folding(time.monotonic, processes=processes)
+    _lines.keep(memory_bytes, memory_s)
     _lines.render = render_json if log_format == "json" else console_renderer(colours=out.isatty())
     if in_thread:
         writer = LineWriter(2, tick=_lines.put_folded, tell_lost=_lines.tell_lost)
@@ -308,11 +337,27 @@ def log_event(event: str, fields: Mapping[str, str | int | None]) -> None:
     The fields are put as they are and in this order, so they are only our own ids, names of the catalog, codes and
     numbers: never a text from outside.
     """
-    if _lines.level <= logging.INFO and ("task_id" not in fields or _lines.admit_task_event(event)):
+    if _lines.level <= logging.INFO:
         line = {"time": time_of_line(), "level": "info", "event": event, **fields, **_lines.context()}
         if None in fields.values():
             line = {name: value for name, value in line.items() if value is not None}
-        _lines.put(_lines.render(line))
+        _lines.write_task_event(line)
+
+
+def keep_refusal(event: str, fields: Mapping[str, str | int | None]) -> None:
+    """Keep a refusal in memory that has no line of its own. The fields are as those of :func:`log_event`."""
+    if _lines.kept_refusals.bytes_max:
+        line = {"time": time_of_line(), "level": "info", "event": event, **_lines.context(), **fields}
+        _lines.kept_refusals.append(render_json(in_order(line)))
+
+
+async def find_lines(texts: Sequence[str], *, since: str, until: str, limit: int) -> FoundLines:
+    """Return the newest kept lines that have any of ``texts``, as :meth:`LineRing.find` does."""
+    found = [
+        await ring.find(texts, since=since, until=until, limit=limit)
+        for ring in (_lines.kept, _lines.kept_refusals)
+    ]
+    return newest_of(*found, limit)
 
 
 def flush_logs(within_s: float = FLUSH_S) -> None:

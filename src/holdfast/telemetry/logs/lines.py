@@ -67,7 +67,7 @@ def render_json(fields: Mapping[str, object]) -> str:
         return printable(_encode(fields).decode())
     except (UnicodeEncodeError, TypeError, ValueError):
         # A lone surrogate, from bytes that are not UTF-8, or a key that is not text.
-        return json.dumps(fields, default=str)
+        return json.dumps(fields, default=str, separators=(",", ":"))
 
 
 def console_renderer(*, colours: bool) -> Render:
