@@ -336,6 +336,51 @@ def reports_command(
         _print_reports(wanted, since, limit=limit, follow=follow, form=form)
 
 
+@app.command("follow", rich_help_panel=WATCH)
+def follow_command(
+    sought: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="An X-Request-Id or trace; a task, order, account, event, webhook, receipt, API key, process, job "
+            "of a provider, payment, charge, refund or dispute; or an e-mail address.",
+        ),
+    ],
+    *,
+    live: Annotated[bool, typer.Option("--live", help="Go on with what is new until interrupted.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Lines of JSON.")] = False,
+    since: Annotated[
+        str | None, typer.Option(help="As long ago as 15m, 2h or 7d, or an RFC 3339 time.", show_default=False)
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="The service's address; by default the configured one.", show_default=False),
+    ] = None,
+) -> None:
+    """Print all that happened to one thing, the newest last: rows, reports, actions, and log lines of all processes.
+
+    An asterisk marks what has an id of it; the rest is of the same account. The running service is asked.
+    """
+    from holdfast.commands.follow import Follower
+    from holdfast.commands.reports import read_since
+    from holdfast.commands.service_calls import ServiceFault
+
+    begin = None if since is None else read_since(since)
+    if since is not None and begin is None:
+        fail(f"--since must be like 15m or 7d, or an RFC 3339 time with an offset: {since!r}", BAD_CONFIGURATION)
+    with report_faults(), quiet_ends():
+        location = load_service_location(environment())
+        warn = partial(typer.echo, err=True)
+        follower = Follower(location, url, sought, sys.stdout, warn=warn, as_json=as_json)
+        try:
+            follower.print_known(begin)
+        except ServiceFault as fault:
+            fail(str(fault), GAVE_UP)
+        if live:
+            with until_interrupted():
+                follower.follow()
+
+
 @catalog_app.command("check")
 def catalog_check_command(
     file: Annotated[
@@ -378,7 +423,8 @@ def catalog_probe_command(
 
     Exits with 1 if one fails.
     """
-    from holdfast.commands.provider_check import ServiceFault, probe
+    from holdfast.commands.provider_check import probe
+    from holdfast.commands.service_calls import ServiceFault
     from holdfast.wiring.provider_registry import read_catalog
 
     has_failed = False
@@ -471,7 +517,8 @@ def provider_check_command(
     """
     import json
 
-    from holdfast.commands.provider_check import ServiceFault, check_lines, check_provider
+    from holdfast.commands.provider_check import check_lines, check_provider
+    from holdfast.commands.service_calls import ServiceFault
 
     try:
         given = None if job_input is None else json.loads(job_input)

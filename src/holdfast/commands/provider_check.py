@@ -6,10 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import quote
 
-import httpx2
-import msgspec
-
-from holdfast import __version__
+from holdfast.commands.service_calls import ServiceRefused, call_service
 from holdfast.http.endpoints.operators.providers import ProviderCheckBody
 from holdfast.ledger.catalog.models import Model
 from holdfast.settings.settings import ServiceLocation
@@ -17,43 +14,17 @@ from holdfast.settings.settings import ServiceLocation
 _RESULTS = {"ok": "ok     ", "failed": "FAILED ", "skipped": "-      "}
 
 
-class ServiceFault(Exception):
-    """The service did not do what was asked; the text says why, for the terminal."""
-
-
-class CheckRefused(ServiceFault):
-    """The service refused this check; it may take another one."""
-
-
 def check_provider(
     location: ServiceLocation, provider: str, wanted: Mapping[str, object], *, url: str | None, timeout_s: float
 ) -> ProviderCheckBody:
     """Have the service at ``location``, or at ``url``, check a provider. Raises :class:`ServiceFault`."""
-    url = (url or location.url).rstrip("/")
-    token = location.stored_operator_token()
-    if token is None:
-        raise ServiceFault(
-            f"The operators' token is neither in HOLDFAST_OPERATOR_TOKEN nor in {location.token_file}."
-        )
-    path = f"{url}/ops/api/providers/{quote(provider, safe='')}/check"
-    headers = {"Authorization": f"Bearer {token}"}
+    path = f"/ops/api/providers/{quote(provider, safe='')}/check"
     try:
-        # A proxy of the environment would be sent the token.
-        response = httpx2.post(path, json=wanted, headers=headers, timeout=timeout_s, trust_env=False)
-    except httpx2.TimeoutException as fault:
-        raise ServiceFault(f"The service at {url} does not answer within {timeout_s:g} s.") from fault
-    except httpx2.TransportError as fault:
-        raise ServiceFault(f"The service at {url} cannot be reached: {fault}") from fault
-    try:
-        if response.is_success:
-            return msgspec.json.decode(response.content, type=ProviderCheckBody)
-        error = msgspec.json.decode(response.content, type=_ErrorAnswer).error
-    except msgspec.MsgspecError as fault:
-        raise ServiceFault(
-            f"{url} did not answer as Holdfast {__version__} does: {response.status_code}, {fault}"
-        ) from fault
-    hint = " Repeat with --yes to accept that." if error.code == "cost_not_accepted" else ""
-    raise CheckRefused(error.message + hint)
+        return call_service(location, path, ProviderCheckBody, url=url, timeout_s=timeout_s, body=wanted)
+    except ServiceRefused as refused:
+        if refused.code != "cost_not_accepted":
+            raise
+        raise ServiceRefused(refused.code, f"{refused} Repeat with --yes to accept that.") from refused
 
 
 def check_lines(found: ProviderCheckBody) -> Iterator[str]:
@@ -85,7 +56,7 @@ def probe(
         begun = time.monotonic()
         try:
             found = check_provider(location, model.upstream.provider, wanted, url=url, timeout_s=timeout_s)
-        except CheckRefused as fault:
+        except ServiceRefused as fault:
             yield True, f"{_RESULTS['failed']}{model.id}  {fault}"
             continue
         took_s = time.monotonic() - begun
@@ -106,12 +77,3 @@ def _why_skipped(model: Model) -> str | None:
     if model.status == "disabled":
         return "is disabled"
     return "has no example_input" if model.example_input is None else None
-
-
-class _Error(msgspec.Struct, frozen=True):
-    code: str
-    message: str
-
-
-class _ErrorAnswer(msgspec.Struct, frozen=True):
-    error: _Error

@@ -126,8 +126,8 @@ class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
     stream, at one process. ``file_bytes_max``: the largest file; ``files_max`` and ``files_bytes_max``: those of an
     account together. ``checker_share``: the share of the time that the checker of the ledger takes; 0 is none.
     ``webhook_local_allowed``: events may go to http and to private addresses. ``receipt_font``: a font
-    for characters that the usual one of receipts lacks. ``log_memory_bytes``, ``log_memory_s``: how much of the newest
-    log lines a process keeps in memory. The repr shows no value.
+    for characters that the usual one of receipts lacks. ``log_memory_bytes``, ``log_memory_s``: how
+    much of the newest log lines a process keeps in memory. The repr shows no value.
     """
 
     env: Literal["development", "production"] = "development"

@@ -44,7 +44,7 @@ class ShownEntry:
 
 
 NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
-    ("", (Entry("/ops", "Overview"),)),
+    ("", (Entry("/ops", "Overview"), Entry("/ops/follow", "Follow one thing"))),
     (
         "Processes",
         (Entry("/ops/tree", "Tree"), Entry("/ops/actors", "Actors"), Entry("/ops/reports", "Reports")),

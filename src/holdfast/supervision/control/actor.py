@@ -32,7 +32,9 @@ from holdfast.supervision.control.messages import (
     DescribeProcess,
     Draining,
     DrainProcess,
+    LineList,
     ListDeadLetters,
+    ListLines,
     ListRefusedRequests,
     ProcessDescription,
     ProcessIdentity,
@@ -48,6 +50,7 @@ from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.faults import NotRunning
 from holdfast.supervision.status import ChildStatus
 from holdfast.supervision.supervisor import Supervisor
+from holdfast.telemetry.logs import find_lines
 from holdfast.telemetry.metrics.figures import UNKNOWN, figures_of, frequent_refusals, slowest_routes
 from holdfast.telemetry.metrics.samples import SampleRing
 from holdfast.telemetry.refused_requests import RefusedRequests
@@ -144,6 +147,8 @@ class ControlActor(Worker):
                 return self._dead_letters(message)
             case ListRefusedRequests():
                 return self._refused_requests(message)
+            case ListLines():
+                return await self._lines(message)
             case ReadSamples():
                 return SampleList(self._process.identity.member_id, [*self._process.samples.since(message.since)])
             case DrainProcess():
@@ -179,6 +184,11 @@ class ControlActor(Worker):
         refused, sought = self._process.refused, query.sought
         found = (each for each in refused.recent() if sought is None or each.is_about(sought))
         return RefusedRequestList(data=[*islice(found, query.limit)], callers=refused.callers())
+
+    async def _lines(self, query: ListLines) -> LineList:
+        texts = [""] if self._process.identity.member_id in query.texts else query.texts
+        found = await find_lines(texts, since=query.since, until=query.until, limit=query.limit)
+        return LineList(*found)
 
 
 def _providers(states: Mapping[str, ProviderState]) -> dict[str, ProviderView]:

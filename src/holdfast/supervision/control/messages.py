@@ -167,6 +167,17 @@ class RefusedRequestList(msgspec.Struct, frozen=True):
     """Who was refused most in the last ten minutes."""
 
 
+class LineList(msgspec.Struct, frozen=True):
+    """Log lines that one process has in memory, each as JSON, newest first.
+
+    From ``complete_from`` on all that fit are among them; ``is_cut`` if older ones were dropped or are left out.
+    """
+
+    lines: list[str]
+    complete_from: str
+    is_cut: bool
+
+
 class SampleList(msgspec.Struct, frozen=True):
     """Samples of one process."""
 
@@ -225,6 +236,19 @@ class ListRefusedRequests(Command["RefusedRequestList"], frozen=True):
 
     is_idempotent: ClassVar[bool] = True
     sought: str | None
+    limit: int
+
+
+class ListLines(Command["LineList"], frozen=True):
+    """List the newest log lines with any of ``texts``, from ``since`` to before ``until``, at most ``limit``.
+
+    The times are compared as text, in the form of a line. All lines are those of the process's own id.
+    """
+
+    is_idempotent: ClassVar[bool] = True
+    texts: list[str]
+    since: str
+    until: str
     limit: int
 
 
@@ -312,6 +336,7 @@ ControlCommand: TypeAlias = (
     DescribeProcess
     | ListDeadLetters
     | ListRefusedRequests
+    | ListLines
     | ReadSamples
     | DrainProcess
     | ChildAction

@@ -274,7 +274,8 @@ def configure_logging(
 
     Lines go to ``stream`` (default: standard error), or ``in_thread`` to the descriptor of standard error by a
     thread, so that no part waits for its reader. ``worker`` is the number of this process in every line; so many
-    ``processes`` share the lines of tasks' events. The newest lines are kept in ``memory_bytes``, for ``memory_s``. Raises ValueError for an unknown ``level``.
+    ``processes`` share the lines of tasks' events. The newest
+    lines are kept in ``memory_bytes``, for ``memory_s``. Raises ValueError for an unknown ``level``.
     """
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
@@ -353,11 +354,9 @@ def keep_refusal(event: str, fields: Mapping[str, str | int | None]) -> None:
 
 async def find_lines(texts: Sequence[str], *, since: str, until: str, limit: int) -> FoundLines:
     """Return the newest kept lines that have any of ``texts``, as :meth:`LineRing.find` does."""
-    found = [
-        await ring.find(texts, since=since, until=until, limit=limit)
-        for ring in (_lines.kept, _lines.kept_refusals)
-    ]
-    return newest_of(*found, limit)
+    found = await _lines.kept.find(texts, since=since, until=until, limit=limit)
+    refusals = await _lines.kept_refusals.find(texts, since=since, until=until, limit=limit)
+    return newest_of(found, refusals, limit)
 
 
 def flush_logs(within_s: float = FLUSH_S) -> None:

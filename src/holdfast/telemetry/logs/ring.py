@@ -1,7 +1,7 @@
-"""The newest log lines of this process, in memory, none of them folded: what happened to one thing is found in them.
+"""The newest log lines of this process, in memory and not folded: what happened to one thing is found in them.
 
-A line is kept as JSON. The oldest are dropped when lines take too many bytes or are too old, and the ring knows from
-when on it has all.
+A line is kept as JSON. The oldest are dropped when lines take too many bytes or are too old, and the ring knows
+from when on it has all.
 """
 
 from __future__ import annotations
