@@ -35,7 +35,7 @@ LINES = {
 async def stories(api: Api) -> dict[str, str]:
     """Two tasks of two requests, and a paid order; return ids by what they are."""
     await live(api)
-    made = {}
+    made: dict[str, str] = {}
     for name in ("first", "second"):
         digits = uuid7().hex
         task = api.task("task_" + uuid7().hex)

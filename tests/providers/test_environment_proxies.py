@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from tests.threaded_server import serving
 
-from holdfast.commands.provider_check import ServiceFault, check_provider
+from holdfast.commands.provider_check import check_provider
+from holdfast.commands.service_calls import ServiceFault
 from holdfast.providers.storage.base import StoreFault
 from holdfast.providers.storage.s3 import S3Store
 from holdfast.settings.settings import ServiceLocation, Settings

@@ -357,7 +357,7 @@ def follow_command(
         typer.Option(help="The service's address; by default the configured one.", show_default=False),
     ] = None,
 ) -> None:
-    """Print all that happened to one thing, the newest last: rows, reports, actions, and log lines of all processes.
+    """Print all that happened to one thing, the newest last: rows, reports, actions, log lines of all processes.
 
     An asterisk marks what has an id of it; the rest is of the same account. The running service is asked.
     """

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.commands.service_calls import ServiceFault, call_service
 from holdfast.http.endpoints.operators.following import ENTRIES_MAX, Followed, FollowedEntry
-from holdfast.ledger.clock import format_time, utc_now
+from holdfast.ledger.clock import format_time
 from holdfast.settings.settings import ServiceLocation
 from holdfast.telemetry.logs.lines import printable
 
@@ -43,7 +43,7 @@ class Follower:
     warn: Callable[[str], None]
     as_json: bool = False
     sleep: Callable[[float], None] = time.sleep
-    now: Callable[[], datetime] = utc_now
+    _newest: datetime | None = None
     _seen: dict[str, None] = field(default_factory=dict)
 
     def print_known(self, since: datetime | None) -> None:
@@ -66,7 +66,7 @@ class Follower:
         while True:
             self.sleep(RETRY_S if is_away else POLL_S)
             try:
-                found = self._ask(self.now() - OVERLAP)
+                found = self._ask(self._newest and self._newest - OVERLAP)
             except ServiceFault as fault:
                 if not is_away:
                     self.warn(str(fault))
@@ -86,6 +86,8 @@ class Follower:
             if entry.id in self._seen:
                 continue
             self._seen[entry.id] = None
+            at = datetime.fromisoformat(entry.at)
+            self._newest = at if self._newest is None else max(at, self._newest)
             line = printable(msgspec.json.encode(entry).decode()) if self.as_json else line_of(entry)
             self.out.write(line + "\n")
         while len(self._seen) > SEEN_MAX:

@@ -180,7 +180,8 @@ async def follow(call: Call) -> Outcome:
     entries += [
         each for each in _of_lines(answers, belonging) if (each.what, (each.text or "")[:100]) not in reported
     ]
-    shown = _nearest({each.id: each for each in entries}.values())
+    entries = [*{each.id: each for each in entries}.values()]
+    shown = _nearest(entries)
     return Followed(
         sought=sought,
         account_id=belonging.account_id,
