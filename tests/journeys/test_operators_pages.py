@@ -205,7 +205,7 @@ def test_pages_fit_their_screen_and_can_be_read(pages: Pages, screen: str, schem
     one = f"accounts/{account.account_id}"
     # A viewer of others draws the reference, which test_reference_pages.py reads.
     own = [path for path in PAGES if path != "/ops/docs"]
-    for path in (*own, f"/ops/actors/{one}", f"/ops/{one}"):
+    for path in (*own, f"/ops/actors/{one}", f"/ops/{one}", f"/ops/follow?id={account.account_id}"):
         page.goto(path)
         if faults := faults_of(page):
             found[path] = faults
