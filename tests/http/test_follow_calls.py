@@ -147,7 +147,7 @@ async def test_a_refused_request_has_who_sent_it_from_any_process(api: Api) -> N
     assert [each["subject"] for each in by_key["data"] if each["source"] == "cut"] == ["proc_2"]
 
 
-async def test_processes_that_do_not_answer_are_named_and_so_is_a_database_that_is_away(api: Api) -> None:
+async def test_what_does_not_answer_is_named(api: Api) -> None:
     answer_lines(api, is_away=True)
     body = await followed(api, api.account_id)
     assert body["unreachable"] == ["proc_2", "proc_3"]

@@ -332,8 +332,10 @@ def reports_command(
         member_id=member,
         trace_id=trace_id,
     )
+    from holdfast.commands.reports import print_reports
+
     with report_faults(), quiet_ends():
-        _print_reports(wanted, since, limit=limit, follow=follow, form=form)
+        print_reports(wanted, since, limit=limit, follow=follow, form=form)
 
 
 @app.command("follow", rich_help_panel=WATCH)
@@ -361,24 +363,10 @@ def follow_command(
 
     An asterisk marks what has an id of it; the rest is of the same account. The running service is asked.
     """
-    from holdfast.commands.follow import Follower
-    from holdfast.commands.reports import read_since
-    from holdfast.commands.service_calls import ServiceFault
+    from holdfast.commands.follow import print_followed
 
-    begin = None if since is None else read_since(since)
-    if since is not None and begin is None:
-        fail(f"--since must be like 15m or 7d, or an RFC 3339 time with an offset: {since!r}", BAD_CONFIGURATION)
     with report_faults(), quiet_ends():
-        location = load_service_location(environment())
-        warn = partial(typer.echo, err=True)
-        follower = Follower(location, url, sought, sys.stdout, warn=warn, as_json=as_json)
-        try:
-            follower.print_known(begin)
-        except ServiceFault as fault:
-            fail(str(fault), GAVE_UP)
-        if live:
-            with until_interrupted():
-                follower.follow()
+        print_followed(sought, since, live=live, as_json=as_json, url=url)
 
 
 @catalog_app.command("check")
@@ -605,25 +593,3 @@ def main() -> None:
     """The entry point of the script ``holdfast``. Commands log to stderr, scrubbed of secrets."""
     configure_logging("console", level="WARNING")
     app()
-
-
-def _print_reports(
-    wanted: ReportFilter, since: str | None, *, limit: int, follow: bool, form: Literal["console", "json"]
-) -> None:
-    from holdfast.commands.reports import ReportPrinter, read_since
-    from holdfast.persistence.server.embedded import database_url_of
-
-    begin = None if since is None else read_since(since)
-    if since is not None and begin is None:
-        fail(f"--since must be like 15m or 7d, or an RFC 3339 time with an offset: {since!r}", BAD_CONFIGURATION)
-    locations = load_locations(environment())
-    if follow and locations.database_url is None and database_url_of(locations.data_dir) is None:
-        # Started for this command, it would keep the service from starting.
-        fail("The embedded database does not run: there is nothing to follow.", GAVE_UP)
-    with database(locations, create=False) as url:
-        refuse_old_tables(url)
-        printer = ReportPrinter(url, wanted, sys.stdout, warn=partial(typer.echo, err=True), form=form)
-        position = printer.print_newest(limit=limit, since=begin)
-        if follow:
-            with until_interrupted():
-                printer.follow(position)

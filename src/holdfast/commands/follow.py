@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final, TextIO
 
 import msgspec
+import typer
 
+from holdfast.commands.common import fail, until_interrupted
+from holdfast.commands.reports import beginning_of
 from holdfast.commands.service_calls import ServiceFault, call_service
 from holdfast.http.endpoints.operators.following import ENTRIES_MAX, Followed, FollowedEntry
 from holdfast.ledger.clock import format_time
-from holdfast.settings.settings import ServiceLocation
+from holdfast.settings.settings import ServiceLocation, environment, load_service_location
+from holdfast.start.exit_codes import GAVE_UP
 from holdfast.telemetry.logs.lines import printable
 
 POLL_S: Final = 1.0
@@ -93,3 +99,17 @@ class Follower:
         while len(self._seen) > SEEN_MAX:
             del self._seen[next(iter(self._seen))]
         self.out.flush()
+
+
+def print_followed(sought: str, since: str | None, *, live: bool, as_json: bool, url: str | None) -> None:
+    """Do what the command says. Exits with its code."""
+    begin = beginning_of(since)
+    location = load_service_location(environment())
+    follower = Follower(location, url, sought, sys.stdout, warn=partial(typer.echo, err=True), as_json=as_json)
+    try:
+        follower.print_known(begin)
+    except ServiceFault as fault:
+        fail(str(fault), GAVE_UP)
+    if live:
+        with until_interrupted():
+            follower.follow()

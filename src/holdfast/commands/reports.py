@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Literal, TextIO
 
 import msgspec
+import typer
 
+from holdfast.commands.common import database, fail, refuse_old_tables, until_interrupted
 from holdfast.ledger.clock import format_time, utc_now
 from holdfast.persistence.queries.reports import newest_position, reports_after, reports_page
 from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database_faults import DatabaseAway, reason_of, trouble_of
+from holdfast.persistence.server.embedded import database_url_of
+from holdfast.settings.settings import environment, load_locations
+from holdfast.start.exit_codes import BAD_CONFIGURATION, GAVE_UP
 from holdfast.telemetry.logs.lines import printable
 from holdfast.telemetry.reports.report import Report, ReportFilter, in_words
 
@@ -40,6 +47,14 @@ def read_since(text: str) -> datetime | None:
     except ValueError:
         return None
     return at if at.tzinfo is not None else None
+
+
+def beginning_of(since: str | None) -> datetime | None:
+    """Return the time that the option ``--since`` names, None without it. Exits if it names none."""
+    begin = None if since is None else read_since(since)
+    if since is not None and begin is None:
+        fail(f"--since must be like 15m or 7d, or an RFC 3339 time with an offset: {since!r}", BAD_CONFIGURATION)
+    return begin
 
 
 def line_of(report: Report, form: Format) -> str:
@@ -105,3 +120,19 @@ class ReportPrinter:
         for report in found:
             self.out.write(f"{line_of(report, self.form)}\n")
         self.out.flush()
+
+
+def print_reports(wanted: ReportFilter, since: str | None, *, limit: int, follow: bool, form: Format) -> None:
+    """Do what the command says. Exits with its code."""
+    begin = beginning_of(since)
+    locations = load_locations(environment())
+    if follow and locations.database_url is None and database_url_of(locations.data_dir) is None:
+        # Started for this command, it would keep the service from starting.
+        fail("The embedded database does not run: there is nothing to follow.", GAVE_UP)
+    with database(locations, create=False) as url:
+        refuse_old_tables(url)
+        printer = ReportPrinter(url, wanted, sys.stdout, warn=partial(typer.echo, err=True), form=form)
+        position = printer.print_newest(limit=limit, since=begin)
+        if follow:
+            with until_interrupted():
+                printer.follow(position)
