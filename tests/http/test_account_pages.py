@@ -212,7 +212,7 @@ async def test_the_way_back_stays_among_the_pages(api: Api, elsewhere: str) -> N
     assert begun.headers["Location"] == "/account"
 
 
-async def test_who_keeps_the_account_by_signing_in_is_told(api: Api) -> None:
+async def test_a_sign_in_that_keeps_the_account_says_so(api: Api) -> None:
     stranger = AccountReader(api, SAME_ORIGIN)
     for was_kept in (False, True):
         form = sign_in_succeeds(api)
