@@ -13,6 +13,7 @@ from sqlalchemy import Connection, event, select
 
 from holdfast.actors.account.messages import (
     ChangeApiKey,
+    ChangeKeyLimits,
     CreateApiKey,
     CreateTask,
     PutWebhook,
@@ -219,6 +220,65 @@ async def test_a_limit_that_is_changed_counts_what_was_spent_before(
     assert await in_rows(system.database, account_id) == {}
     assert (await created(system, account_id, new_task(key_id))).startswith("task_")
     assert_audit_clean(system.database)
+
+
+async def test_a_key_has_limits_of_several_windows_and_models(
+    start_system: StartSystem, new_task: NewTask, clock: Clock
+) -> None:
+    """Each hold counts in all that are for its model, also in a process that reads them again from the rows."""
+    here, there = [await start_system(now=clock) for _ in range(2)]
+    account_id, _ = await here.open_account(500 * CREDIT)
+    model, key_id = new_task("key").request.terms.model, new_id("key")
+    limits = {"limit": Limit(5 * CREDIT, "month"), "more_limits": (day(2), Limit(4 * CREDIT, "total", (model,)))}
+    other = Limit(CREDIT, "day", ("other/*",))
+    terms = KeyTerms("limited", ("tasks:write",))
+    command = CreateApiKey(
+        key_id, key_id.encode(), "hk_test_l", terms, limits["limit"], (*limits["more_limits"], other)
+    )
+    assert isinstance(await here.ask(account_id, command), ApiKeyRecord)
+
+    async def exceeded(system: Any) -> tuple[str, tuple[str, ...]]:
+        reply = await system.ask(account_id, new_task(key_id))
+        assert isinstance(reply, Refusal)
+        assert reply.limit is not None
+        return reply.limit.window, reply.limit.models
+
+    first, second = [await created(system, account_id, new_task(key_id)) for system in (here, there)]
+    assert await exceeded(here) == await exceeded(there) == ("day", ())
+    await settled(there, account_id, first, CREDIT)
+    await settled(here, account_id, second, CREDIT // 2)
+    clock.at += timedelta(days=1)
+    # A day later half of the month's and of the total is spent; what is released today counts no more today.
+    for system in (there, here):
+        released = await created(system, account_id, new_task(key_id))
+        await settled(here, account_id, released, None)
+    for system in (here, there):
+        await settled(here, account_id, await created(system, account_id, new_task(key_id)), CREDIT)
+    clock.at += timedelta(days=1)
+    for system in (here, there):
+        assert await exceeded(system) == ("total", (model,))
+    found = {each.kind: each for each in (await here.database.read(load_account, account_id)).spending or ()}
+    assert {kind: (each.spent_micro, each.is_in_row) for kind, each in found.items()} == {
+        ("month", ()): (7 * CREDIT // 2, True),
+        ("day", ()): (2 * CREDIT, False),
+        ("total", (model,)): (7 * CREDIT // 2, False),
+        ("day", ("other/*",)): (0, False),
+    }
+    # Others count what was spent before; the one that the row counted is counted from the totals now.
+    week, month = Limit(4 * CREDIT, "week"), limits["limit"]
+    await there.ask(account_id, ChangeKeyLimits(key_id, {}, week, (month,)))
+    assert await exceeded(here) == ("week", ())
+    found = {each.kind: each for each in (await here.database.read(load_account, account_id)).spending or ()}
+    assert [(each.spent_micro, each.is_in_row) for each in found.values()] == [
+        (7 * CREDIT // 2, True), (7 * CREDIT // 2, False),
+    ]  # fmt: skip
+    assert_audit_clean(here.database)
+    # One limit alone replaces all, as it does for a process that knows no other.
+    await here.ask(account_id, ChangeApiKey(key_id, {}, limit=day(1)))
+    assert set(await in_rows(here.database, account_id)) == {(key_id, "day")}
+    assert (await created(there, account_id, new_task(key_id))).startswith("task_")
+    assert await exceeded(there) == ("day", ())
+    assert_audit_clean(here.database)
 
 
 async def test_the_account_has_a_limit_and_an_operators_ceiling_for_each_window(

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import select
 from tests.made_requests import make_order_request
@@ -18,6 +19,7 @@ from holdfast.actors.account.by_keys import ByKey, NoteChange, by_key
 from holdfast.actors.account.limits import AccountLimits
 from holdfast.actors.account.messages import (
     ChangeApiKey,
+    ChangeKeyLimits,
     CreateApiKey,
     CreateOrder,
     DeleteWebhook,
@@ -254,6 +256,38 @@ async def test_windows_of_another_kind_count_as_often_as_they_fit(system: Any) -
     assert (await made(system, account_id, new_key(Limit(31 * CREDIT, "total")), first)).startswith("key_")
     whole = await made(system, account_id, new_key(Limit(10 * CREDIT, "total")))
     assert await made(system, account_id, new_key(day(1)), whole) == "exceeds_calling_key limit"
+
+
+async def test_what_a_key_gives_is_taken_from_each_of_its_limits(system: Any, new_task: NewTask) -> None:
+    account_id, _ = await system.open_account(500 * CREDIT)
+    model = new_task("key").request.terms.model
+    wide = msgspec.structs.replace(new_key(Limit(40 * CREDIT, "month")), more_limits=(day(3),))
+    first = await made(system, account_id, wide)
+    # One limit of the new key may bound it in both windows; each of its own must have as much left.
+    assert (
+        await made(system, account_id, new_key(Limit(20 * CREDIT, "month")), first) == "exceeds_calling_key limit"
+    )
+    assert await made(system, account_id, new_key(day(2)), first) == "exceeds_calling_key limit"
+    of_model = msgspec.structs.replace(new_key(), more_limits=(Limit(CREDIT, "day", (model,)),))
+    assert await made(system, account_id, of_model, first) == "exceeds_calling_key limit"
+    narrow = msgspec.structs.replace(new_key(Limit(10 * CREDIT, "month")), more_limits=(day(2),))
+    child = await made(system, account_id, narrow, first)
+    found = {(each.key_id, each.window): each.limit_micro for each in (await loaded(system, account_id)).spending}
+    assert found == {
+        (first, "month"): 30 * CREDIT, (first, "day"): CREDIT, (child, "month"): 10 * CREDIT, (child, "day"): 2 * CREDIT,
+    }  # fmt: skip
+    # Without the limit of the month, the one of the day would bound it no more tightly than 62.00 a month.
+    more = ChangeKeyLimits(child, {}, Limit(10 * CREDIT, "month"), (day(3),))
+    assert await asked(system, account_id, ChangeApiKey(child, {}, day(2)), first) == "exceeds_calling_key"
+    assert await asked(system, account_id, more, first) == "exceeds_calling_key"
+    assert await asked(system, account_id, ChangeKeyLimits(first, {}, None, ()), first) == "not_made_by_key"
+    less = ChangeKeyLimits(child, {}, Limit(9 * CREDIT, "month"), (day(1), Limit(CREDIT, "week")))
+    assert await asked(system, account_id, less, first) == "done"
+    assert_audit_clean(system.database)
+
+
+async def loaded(system: Any, account_id: str) -> Any:
+    return await system.database.read(load_account, account_id)
 
 
 async def test_a_key_with_a_limit_raises_none_of_the_account_above_it(system: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import NamedTuple, get_type_hints
 
@@ -16,8 +17,10 @@ from holdfast.ledger.credit.limits import (
     WHOLE_ACCOUNT,
     WINDOWS,
     AccountSpending,
+    Limit,
     LimitedHold,
     Spending,
+    more_of,
     window_end,
     window_start,
 )
@@ -71,7 +74,7 @@ def opened(
 ) -> Refusal | None:
     """Make a hold as an account does, unless a limit refuses it."""
     time = spending.time_of(key_id, time)
-    limit = spending.exceeded(key_id, amount_micro, time)
+    limit = spending.exceeded(LimitedHold(key_id, amount_micro, time))
     if limit is not None:
         return limit.refusal(amount_micro)
     spending.opened(hold_id, LimitedHold(key_id, amount_micro, time))
@@ -179,13 +182,41 @@ def test_a_limit_set_later_counts_the_open_holds() -> None:
     assert [each.spent_micro for each in spending] == [6, 10]
     [removed] = [each for each in spending if each.key_id == "key_1"]
     spending.remove(removed)
-    assert spending.of_key("key_1") is None
+    assert spending.of_key("key_1") == []
     assert list(spending.of_account()) == ["day"]
 
 
 def test_a_hold_from_before_a_new_keys_limit_is_not_its_own() -> None:
     spending = AccountSpending([of_key(10)], {})
     assert spending.settled("of another key", 3) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted", "before", "more"),
+    [
+        (Limit(9, "month"), [], [], None),
+        (Limit(9, "month"), [Limit(1, "day")], [], 31),
+        (Limit(9, "month"), [Limit(1, "day"), Limit(5, "month")], [], 5),
+        (Limit(9, "total"), [Limit(1, "day")], [], None),
+        # Only what counts for all that the calling key's limit counts is a bound on it.
+        (Limit(9, "day"), [Limit(1, "day", ("studio/*",))], [], None),
+        (Limit(9, "day", ("studio/image-1",)), [Limit(1, "day", ("studio/*",))], [], 1),
+        (Limit(9, "day", ("studio/*",)), [Limit(1, "day", ("studio/image-1",))], [], None),
+        (Limit(9, "day", ("studio/*",)), [Limit(2, "day")], [], 2),
+        # The only limit is raised by the difference; lowered, or with another beside it, it allows no more.
+        (Limit(9, "day"), [Limit(3, "day")], [Limit(1, "day")], 2),
+        (Limit(9, "day"), [Limit(1, "day")], [Limit(3, "day")], 0),
+        (Limit(9, "month"), [Limit(1, "day"), Limit(20, "month")], [Limit(1, "day")], 0),
+        # What was spent under a limit that is removed or not the only one comes on top.
+        (Limit(9, "month"), [Limit(1, "day")], [Limit(1, "day"), Limit(5, "month")], 31),
+        (Limit(9, "month"), [Limit(1, "day"), Limit(6, "month")], [Limit(1, "day"), Limit(5, "month")], 6),
+        (Limit(9, "month"), [Limit(5, "week")], [Limit(5, "month")], 30),
+    ],
+)
+def test_what_a_key_may_spend_more_of_a_limit_of_its_maker(
+    own: Limit, wanted: list[Limit], before: list[Limit], more: int | None
+) -> None:
+    assert more_of(own, wanted, before) == more
 
 
 # ------------------------------------------------------------------------------------------- against a model
@@ -254,11 +285,16 @@ class Hold(NamedTuple):
     key_id: str
     amount_micro: int
     at: datetime
+    model: str
     outcome_micro: int | None = None
+
+    def is_of(self, key_id: str, models: tuple[str, ...]) -> bool:
+        """Whether it counts for such a limit, by the models' ids alone."""
+        return key_id in (self.key_id, WHOLE_ACCOUNT) and (not models or self.model.split("/")[0] in models[0])
 
 
 class Histories(RuleBasedStateMachine):
-    """Holds and settlements of two keys, while limits change and the clock moves, mostly forward."""
+    """Holds and settlements of two keys with several limits, which change, and the clock moves, mostly forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -272,18 +308,25 @@ class Histories(RuleBasedStateMachine):
         return sum(
             hold.amount_micro if hold.outcome_micro is None else hold.outcome_micro
             for hold in self.holds.values()
-            if limit.key_id in (hold.key_id, WHOLE_ACCOUNT)
+            if hold.is_of(limit.key_id, limit.models)
             and hold.at >= limit.starts_at
             and (end is None or hold.at < end)
         )
 
-    def captured(self, key_id: str, start: datetime) -> int:
+    def captured(self, key_id: str, models: tuple[str, ...], start: datetime) -> int:
         """What rows say of a window: the captures of its holds."""
         return sum(
             hold.outcome_micro or 0
             for hold in self.holds.values()
-            if key_id in (hold.key_id, WHOLE_ACCOUNT) and hold.at >= start
+            if hold.is_of(key_id, models) and hold.at >= start
         )
+
+    def open_holds(self) -> dict[str, LimitedHold]:
+        return {
+            hold_id: LimitedHold(hold.key_id, hold.amount_micro, hold.at, hold.model)
+            for hold_id, hold in self.holds.items()
+            if hold.outcome_micro is None
+        }
 
     @rule(hours=st.sampled_from([-1, 1, 7, 24, 24 * 9]))
     def time_passes(self, hours: int) -> None:
@@ -292,36 +335,56 @@ class Histories(RuleBasedStateMachine):
     @rule(
         key_id=st.sampled_from([WHOLE_ACCOUNT, "key_1", "key_2"]),
         window=st.sampled_from(WINDOWS),
-        most=st.integers(1, 30),
+        models=st.sampled_from([(), ("studio/*",), ("gpu/*",)]),
+        most=st.integers(0, 30),
     )
-    def set_limit(self, key_id: str, window: LimitWindow, most: int) -> None:
-        known = self.spending.of_account().get(window) if key_id == WHOLE_ACCOUNT else self.spending.of_key(key_id)
-        if known is not None and known.window == window:
+    def set_limit(self, key_id: str, window: LimitWindow, models: tuple[str, ...], most: int) -> None:
+        """Set a limit, or with zero remove it."""
+        models = () if key_id == WHOLE_ACCOUNT else models
+        known = next(
+            (each for each in self.spending if (each.key_id, *each.kind) == (key_id, window, models)), None
+        )
+        if known is not None and most:
             known.limit_micro = most
-            return
-        if known is not None:
+        if known is not None and not most:
             self.spending.remove(known)
+        if known is not None or not most:
+            return
         newest = max([self.now, *(hold.at for hold in self.holds.values())])
         start = window_start(window, newest)
-        holds = {
-            hold_id: LimitedHold(hold.key_id, hold.amount_micro, hold.at)
-            for hold_id, hold in self.holds.items()
-            if hold.outcome_micro is None
-        }
-        new = Spending(key_id, window, most, starts_at=start, captured_micro=self.captured(key_id, start))
-        self.spending.add(new, holds)
+        captured = self.captured(key_id, models, start)
+        new = Spending(key_id, window, most, starts_at=start, captured_micro=captured, models=models)
+        self.spending.add(new, self.open_holds())
 
-    @rule(key_id=st.sampled_from(["key_1", "key_2"]), amount=st.integers(0, 12))
-    def hold(self, key_id: str, amount: int) -> None:
+    @rule()
+    def restart(self) -> None:
+        """The limits are counted again from rows, in the window of the newest task at first."""
+        newest = max((hold.at for hold in self.holds.values()), default=BEGINNING)
+        again = [
+            replace(each, starts_at=max(each.starts_at, window_start(each.window, newest)), held_micro=0)
+            for each in self.spending
+        ]
+        for each in again:
+            each.captured_micro = self.captured(each.key_id, each.models, each.starts_at)
+        self.spending = AccountSpending(again, self.open_holds())
+
+    @rule(
+        key_id=st.sampled_from(["key_1", "key_2"]),
+        amount=st.integers(0, 12),
+        model=st.sampled_from(["studio/image-1", "gpu/clip-1"]),
+    )
+    def hold(self, key_id: str, amount: int, model: str) -> None:
         hold_id, time = f"h{len(self.holds)}", self.spending.time_of(key_id, self.now)
         self.spending.advance(time)
-        counting = [each for each in self.spending if each.key_id in (key_id, WHOLE_ACCOUNT)]
+        hold = Hold(key_id, amount, time, model)
+        counting = [each for each in self.spending if hold.is_of(each.key_id, each.models)]
         fits = amount == 0 or all(self.spent(each) + amount <= each.most_micro for each in counting)
-        exceeded = self.spending.exceeded(key_id, amount, time)
+        limited = LimitedHold(key_id, amount, time, model)
+        exceeded = self.spending.exceeded(limited)
         assert (exceeded is None) == fits
         if exceeded is None:
-            self.spending.opened(hold_id, LimitedHold(key_id, amount, time))
-            self.holds[hold_id] = Hold(key_id, amount, time)
+            self.spending.opened(hold_id, limited)
+            self.holds[hold_id] = hold
 
     @precondition(lambda self: any(hold.outcome_micro is None for hold in self.holds.values()))
     @rule(data=st.data())
@@ -331,13 +394,13 @@ class Histories(RuleBasedStateMachine):
         charge = data.draw(st.integers(0, hold.amount_micro))
         changed = self.spending.settled(hold_id, charge)
         self.holds[hold_id] = hold._replace(outcome_micro=charge)
-        assert changed in ([], list(self.spending.counting(hold.key_id)))
+        assert changed in ([], list(self.spending.counting(hold.key_id, hold.model)))
 
     @invariant()
     def what_is_spent_is_what_a_model_adds_up(self) -> None:
         for each in self.spending:
             assert each.spent_micro == self.spent(each)
-            assert each.captured_micro == self.captured(each.key_id, each.starts_at)
+            assert each.captured_micro == self.captured(each.key_id, each.models, each.starts_at)
 
 
 Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

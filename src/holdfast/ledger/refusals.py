@@ -54,12 +54,16 @@ def cut_text(text: str, chars_max: int) -> str:
 
 
 class ExceededLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """The limit that a hold would exceed, what is spent of it, and when its window ends; None: it does not."""
+    """The limit that a hold would exceed, what is spent of it, and when its window ends; None: it does not.
+
+    ``models`` are those that it is for; empty: all.
+    """
 
     credits_micro: int
     window: LimitWindow
     spent_micro: int
     resets_at: datetime | None
+    models: tuple[str, ...] = ()
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):

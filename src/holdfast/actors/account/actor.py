@@ -23,6 +23,7 @@ from holdfast.actors.account.messages import (
     BeginAttempt,
     ChangeApiKey,
     ChangeEmail,
+    ChangeKeyLimits,
     CloseAccount,
     CreateApiKey,
     CreateOrder,
@@ -110,6 +111,7 @@ AccountCommand: TypeAlias = (
     | Recharge
     | CreateApiKey
     | ChangeApiKey
+    | ChangeKeyLimits
     | RevokeApiKey
     | RevokeWithMade
     | RecordKeyUse
@@ -400,9 +402,10 @@ class AccountActor(JournaledActor):
             )
             return self._units.refuse(command, refusal)
         at, spending = self._now(), self._keys.spending
+        hold = LimitedHold(key_id, request.hold_micro, at, terms.model)
         if spending is not None:
-            at = spending.time_of(key_id, at)
-            exceeded = spending.exceeded(key_id, request.hold_micro, at)
+            hold = hold._replace(at=(at := spending.time_of(key_id, at)))
+            exceeded = spending.exceeded(hold)
             if exceeded is not None:
                 return self._keys.refuse_hold(command, exceeded, at)
         request_id = new_id_of_account("task", state.account_id)
@@ -426,7 +429,7 @@ class AccountActor(JournaledActor):
         state.apply(operation)
         rows = ()
         if spending is not None:
-            rows = self._keys.opened(request.hold_id, LimitedHold(key_id, request.hold_micro, at))
+            rows = self._keys.opened(request.hold_id, hold)
         self._create_rate.take()
         task = accept_task(state.account_id, request_id, request, at)
         reply = TaskAccepted(

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias, TypeVar, get_args
 
 from holdfast.actors.account.messages import (
     ChangeApiKey,
+    ChangeKeyLimits,
     CreateApiKey,
     CreateOrder,
     DeleteWebhook,
@@ -108,7 +109,10 @@ ByKey: TypeAlias = (
 )
 """Asked for by the API key ``by``, which must be usable when it is decided, and have the scope ``scope``."""
 
-_BY_KEY: Final = {each.__base__: each for each in get_args(ByKey) if each is not NoteChange}
+_BY_KEY: Final = {
+    **{each.__base__: each for each in get_args(ByKey) if each is not NoteChange},
+    ChangeKeyLimits: ChangeApiKeyByKey,
+}
 
 
 def by_key(command: Command[T], key_id: str, scope: str) -> Command[T]:

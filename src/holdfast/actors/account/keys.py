@@ -41,6 +41,7 @@ from holdfast.ledger.credit.limits import (
     Limit,
     LimitedHold,
     Spending,
+    more_of,
     most_within,
     window_start,
 )
@@ -52,6 +53,7 @@ from holdfast.persistence.records.rows import (
     AccountLimitRow,
     ApiKeyLimitRow,
     ApiKeyMakersRow,
+    ApiKeyMoreLimitsRow,
     ApiKeyRecord,
     ApiKeyRevokedRow,
     ApiKeyRow,
@@ -127,13 +129,13 @@ class AccountKeys:
         """Count a new hold, where there are limits; return the rows of their alerts."""
         assert self.spending is not None
         self.spending.opened(hold_id, hold)
-        return self._alert_rows(self.spending.counting(hold.key_id), hold.at)
+        return self._alert_rows(self.spending.counting(hold.key_id, hold.model), hold.at)
 
     def settled(self, hold_id: str, charge_micro: int, at: datetime) -> tuple[Row, ...]:
         """Count the outcome of a hold, where there are limits; return the rows of those of its key and account."""
         assert self.spending is not None
         limits = self.spending.settled(hold_id, charge_micro)
-        captured = [self._limit_row(each) for each in limits] if charge_micro else []
+        captured = [self._limit_row(each) for each in limits if each.is_in_row] if charge_micro else []
         return (*captured, *self._alert_rows(limits, at))
 
     def refuse_hold(self, command: CreateTask, limit: Spending, at: datetime) -> Commit[Refusal]:
@@ -156,17 +158,21 @@ class AccountKeys:
         made: tuple[Row, ...] = ()
         if by is not None:
             excess = command.terms.refuse_excess(self.live[by])
-            taken = excess or self._take(by, command.terms, command.limit, None)
+            taken = excess or self._take(by, command.terms, _limits_of(command), ())
             if isinstance(taken, Refusal):
                 return self._units.refuse(command, taken)
             self.makers[key_id] = makers
             made = (ApiKeyMakersRow(self._units.state.account_id, key_id, makers), *taken)
         at, limit = self._now(), command.limit
         key = ApiKeyRecord(self._units.state.account_id, key_id, command.prefix, command.terms, created_at=at)
+        key = key._replace(more_limits=command.more_limits)
         if limit is not None:
             start = window_start(limit.window, at)
             key = key._replace(limit_micro=limit.credits_micro, limit_window=limit.window, window_start=start)
-            self._limit(Spending(key.key_id, limit.window, limit.credits_micro, starts_at=start))
+        for each in _limits_of(command):
+            spending = Spending(key_id, each.window, each.credits_micro, starts_at=window_start(each.window, at))
+            spending.models, spending.is_in_row = each.models, each is limit
+            self._limit(spending)
         self.live[key_id] = command.terms
         noted = self._units.noted(command, "api_key_created", key_id)
         return self._units.change(command, key, rows=(ApiKeyRow(key, command.secret_sha256), *made, *noted))
@@ -182,15 +188,14 @@ class AccountKeys:
             await self._await_durable()
         terms = self.live[key_id]._replace(**command.changes)
         if by is not None and not _may_only_lessen(command):
-            before = None if self.spending is None else self.spending.of_key(key_id)
-            kept = None if before is None else Limit(before.most_micro, before.window)
-            wanted = kept if limit is msgspec.UNSET else limit
-            taken = terms.refuse_excess(self.live[by]) or self._take(by, terms, wanted, kept)
+            before = [each.limit for each in self._limits_of_key(key_id)]
+            wanted = before if limit is msgspec.UNSET else _limits_of(command)
+            taken = terms.refuse_excess(self.live[by]) or self._take(by, terms, wanted, before)
             if isinstance(taken, Refusal):
                 return self._units.refuse(command, taken)
             rows = taken
         if limit is not msgspec.UNSET:
-            rows = (*rows, *await self._set_key_limit(key_id, limit))
+            rows = (*rows, *await self._set_key_limits(key_id, _limits_of(command), limit))
         self.live[key_id] = terms
         changed = ApiKeyTermsRow(self._units.state.account_id, key_id, terms)
         rows = (changed, *rows, *self._units.noted(command, "api_key_changed", key_id))
@@ -222,8 +227,7 @@ class AccountKeys:
         """Revoke a live key; return the row of that, and all rows."""
         del self.live[key_id]
         row = ApiKeyRevokedRow(self._units.state.account_id, key_id, self._now())
-        spending = None if self.spending is None else self.spending.of_key(key_id)
-        rows = () if spending is None else self._forget(spending)
+        rows = self._forget(self._limits_of_key(key_id))
         return row, (row, *rows, *self._units.noted(command, "api_key_revoked", key_id))
 
     def _refuse_managing(self, by: str | None, key_id: str) -> Refusal | None:
@@ -232,30 +236,36 @@ class AccountKeys:
             return _NO_LIVE_KEY
         return None if by is None or by in self.makers.get(key_id, ()) else _NOT_MADE
 
+    def _limits_of_key(self, key_id: str) -> list[Spending]:
+        return [] if self.spending is None else self.spending.of_key(key_id)
+
     def _take(
-        self, by: str, terms: KeyTerms, limit: Limit | None, before: Limit | None
+        self, by: str, terms: KeyTerms, limits: Sequence[Limit], before: Sequence[Limit]
     ) -> tuple[Row, ...] | Refusal:
-        """Take what a key may spend more than ``before`` from the calling key's limit; return the rows of that.
+        """Take what a key may spend more than ``before`` from the calling key's limits; return the rows of that.
 
         It is not given back: the key may have spent it. Refuses with ``exceeds_calling_key``.
         """
-        own = None if self.spending is None else self.spending.of_key(by)
-        if own is None or own.limit_micro is None or not has_scope(terms.scopes, TASKS_WRITE):
+        own = self._limits_of_key(by)
+        if not own or not has_scope(terms.scopes, TASKS_WRITE):
             return ()
         assert self.spending is not None
         self.spending.advance(self._now())
-        if limit is None:
-            return exceeds_calling_key("limit", f"it has a limit of {format_amount(own.limit_micro)} itself")
-        is_raise = before is not None and before.window == limit.window
-        more_micro = limit.credits_micro - (before.credits_micro if before is not None and is_raise else 0)
-        if more_micro <= 0:
-            return ()
-        taken_micro = most_within(Limit(more_micro, limit.window), own.window)
-        left_micro = own.limit_micro - own.spent_micro
-        if taken_micro is None or taken_micro > left_micro:
-            left = f"{format_amount(max(left_micro, 0))} is left of its limit of {format_amount(own.limit_micro)}"
-            return exceeds_calling_key("limit", f"{left} ({own.window})")
-        return self._change_limit(own, limit_micro=own.limit_micro - taken_micro)
+        taken: list[tuple[Spending, int]] = []
+        for each in own:
+            amount = f"{format_amount(each.most_micro)} {each.per}"
+            if not limits:
+                return exceeds_calling_key("limit", f"it has a limit of {amount} itself")
+            more_micro = more_of(each.limit, limits, before)
+            left_micro = each.most_micro - each.spent_micro
+            if more_micro is None or more_micro > max(left_micro, 0):
+                left = f"{format_amount(max(left_micro, 0))} is left of its limit of {amount}"
+                return exceeds_calling_key("limit", left)
+            if more_micro > 0:
+                taken.append((each, each.most_micro - more_micro))
+        for each, limit_micro in taken:
+            each.limit_micro = limit_micro
+        return (*self._key_limit_rows(by), *self._alert_rows(own, self._now())) if taken else ()
 
     async def _set_limits(self, command: SetLimits) -> Turn[None]:
         """Refuses: 1. a limit above its window's ceiling; 2. one that is raised above the calling key's own."""
@@ -281,18 +291,16 @@ class AccountKeys:
         self, by: str | None, wanted: Mapping[LimitWindow, int], before: Mapping[LimitWindow, Spending]
     ) -> Refusal | None:
         """Refuse to raise or remove a limit of the account beyond the limit of the calling key, if it has one."""
-        own = None if by is None or self.spending is None else self.spending.of_key(by)
-        if own is None or own.limit_micro is None:
-            return None
+        own = [] if by is None else self._limits_of_key(by)
         for window, spending in before.items():
             limit_micro = wanted.get(window)
             if spending.limit_micro is None or (limit_micro is not None and limit_micro <= spending.limit_micro):
                 continue
-            most = None if limit_micro is None else most_within(Limit(limit_micro, window), own.window)
-            if most is None or most > own.limit_micro:
-                return exceeds_calling_key(
-                    "limits", f"its own limit is {format_amount(own.limit_micro)} ({own.window})"
-                )
+            for each in own:
+                most = None if limit_micro is None else most_within(Limit(limit_micro, window), each.window)
+                if most is None or most > each.most_micro:
+                    amount = format_amount(each.most_micro)
+                    return exceeds_calling_key("limits", f"its own limit is {amount} {each.per}")
         return None
 
     async def _set_ceiling(self, command: SetCeiling) -> Turn[None]:
@@ -307,23 +315,30 @@ class AccountKeys:
         rows = self._change_limit(spending, limit_micro=spending.limit_micro)
         return self._units.change(command, None, rows=rows)
 
-    async def _set_key_limit(self, key_id: str, limit: Limit | None) -> tuple[Row, ...]:
-        """Replace a key's limit; return the rows of that. Earlier decisions must be durable."""
-        spending = None if self.spending is None else self.spending.of_key(key_id)
-        rows: tuple[Row, ...] = ()
-        if spending is not None and (limit is None or limit.window != spending.window):
-            rows = self._forget(spending)
-            spending = None
-        if limit is None:
-            return (ApiKeyLimitRow(self._units.state.account_id, key_id, None, None, BEGINNING, 0), *rows)
-        if spending is None:
-            spending = await self._begin_spending(key_id, limit.window)
-        return (*rows, *self._change_limit(spending, limit_micro=limit.credits_micro))
+    async def _set_key_limits(self, key_id: str, limits: Sequence[Limit], in_row: Limit | None) -> tuple[Row, ...]:
+        """Replace a key's limits; return the rows of that. Earlier decisions must be durable."""
+        known, wanted = self._limits_of_key(key_id), {each.kind: each for each in limits}
+        rows = self._forget([each for each in known if each.kind not in wanted])
+        of_kind = {each.kind: each for each in known}
+        for kind, limit in wanted.items():
+            spending = of_kind.get(kind) or await self._begin_spending(key_id, *kind)
+            spending.limit_micro, spending.is_in_row = limit.credits_micro, limit is in_row
+        if self.spending is not None:
+            self.spending.advance(self._now())  # nothing of a window that has ended is announced
+        return (*self._key_limit_rows(key_id), *rows, *self._alert_rows(self._limits_of_key(key_id), self._now()))
 
-    async def _begin_spending(self, key_id: str, window: LimitWindow) -> Spending:
+    def _key_limit_rows(self, key_id: str) -> tuple[Row, ...]:
+        """Return the rows of all limits of a key, as they are now."""
+        account_id, limits = self._units.state.account_id, self._limits_of_key(key_id)
+        in_row = [self._limit_row(each) for each in limits if each.is_in_row]
+        more = tuple(each.limit for each in limits if not each.is_in_row)
+        none = ApiKeyLimitRow(account_id, key_id, None, None, BEGINNING, 0)
+        return (*(in_row or [none]), ApiKeyMoreLimitsRow(account_id, key_id, more))
+
+    async def _begin_spending(self, key_id: str, window: LimitWindow, models: tuple[str, ...] = ()) -> Spending:
         """Return the spending of a limit that is new, from the rows. Earlier decisions must be durable."""
         account_id, now = self._units.state.account_id, self._now()
-        spending, holds = await self._database.read(new_spending, account_id, key_id, window, now=now)
+        spending, holds = await self._database.read(new_spending, account_id, key_id, window, models, now=now)
         self._limit(spending, holds)
         return spending
 
@@ -340,24 +355,27 @@ class AccountKeys:
         spending.limit_micro = limit_micro
         row = self._limit_row(spending)
         if limit_micro is None and spending.ceiling_micro is None:
-            return (row, *self._forget(spending))
+            return (row, *self._forget([spending]))
         return (row, *self._alert_rows([spending], self._now()))
 
     def _limit_row(self, spending: Spending) -> ApiKeyLimitRow | AccountLimitRow:
-        """Return the row of a limit as it is now."""
+        """Return the row of a limit as it is now, of one that has such a row."""
         account_id, of_window = self._units.state.account_id, (spending.starts_at, spending.captured_micro)
         if spending.key_id != WHOLE_ACCOUNT:
             return ApiKeyLimitRow(account_id, spending.key_id, spending.limit_micro, spending.window, *of_window)
         ceiling_micro = spending.ceiling_micro
         return AccountLimitRow(account_id, spending.window, spending.limit_micro, ceiling_micro, *of_window)
 
-    def _forget(self, spending: Spending) -> tuple[Row, ...]:
-        """Count no more for a limit; return the rows of its alert."""
-        assert self.spending is not None
-        self.spending.remove(spending)
-        if not any(self.spending):
-            self.spending = None
-        return self._units.alert_rows(_subject_of(spending), None, partial(self._reached, spending), self._now())
+    def _forget(self, limits: Iterable[Spending]) -> tuple[Row, ...]:
+        """Count no more for some limits; return the rows of their alerts."""
+        rows: tuple[Row, ...] = ()
+        for each in limits:
+            assert self.spending is not None
+            self.spending.remove(each)
+            if not any(self.spending):
+                self.spending = None
+            rows += self._units.alert_rows(_subject_of(each), None, partial(self._reached, each), self._now())
+        return rows
 
     def _alert_rows(self, limits: Iterable[Spending], at: datetime) -> tuple[Row, ...]:
         """Return the rows of the alerts of limits of which the set share is spent, or in a new window is not."""
@@ -385,6 +403,7 @@ class AccountKeys:
             api_key_id=limit.key_id or None,
             limit=format_amount(limit.most_micro),
             window=limit.window,
+            models=list(limit.models) or None,
             spent=format_amount(limit.spent_micro),
             limit_share=self._units.alerts.limit_share,
             resets_at=time_or_none(limit.resets_at),
@@ -393,7 +412,12 @@ class AccountKeys:
 
 def _subject_of(limit: Spending) -> str:
     """Return the subject of a limit's alert."""
-    return limit_subject(limit.key_id, limit.window)
+    return limit_subject(limit.key_id, limit.window, limit.models)
+
+
+def _limits_of(command: CreateApiKey | ChangeApiKey) -> tuple[Limit, ...]:
+    """Return the limits that a command gives."""
+    return (command.limit, *command.more_limits) if isinstance(command.limit, Limit) else command.more_limits
 
 
 def _may_only_lessen(command: ChangeApiKey) -> bool:

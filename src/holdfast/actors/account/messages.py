@@ -129,19 +129,24 @@ class SettleTask(Command[Settlement], frozen=True):
 
 
 class CreateApiKey(Command[ApiKeyRecord], frozen=True):
-    """Create an API key whose secret the caller has generated. Reply: its record."""
+    """Create an API key whose secret the caller has generated. Reply: its record.
+
+    ``limit`` has no models. ``more_limits`` are its other ones, each of another kind.
+    """
 
     key_id: str
     secret_sha256: bytes
     prefix: str
     terms: KeyTerms
     limit: Limit | None = None
+    more_limits: tuple[Limit, ...] = ()
 
 
 class ChangeApiKey(Command[None], frozen=True):
-    """Change an API key. Its new limit, if one is given, counts what was spent in the window before.
+    """Change an API key. Its new limits, if any are given, count what was spent in their windows before.
 
-    Refused for a key that is not live: ``api_key_not_found``.
+    ``limit`` without models and ``more_limits``, each of another kind, replace all that it has. Refused for a key
+    that is not live: ``api_key_not_found``.
     """
 
     is_idempotent: ClassVar[bool] = True
@@ -149,6 +154,16 @@ class ChangeApiKey(Command[None], frozen=True):
     key_id: str
     changes: KeyChanges
     limit: Limit | msgspec.UnsetType | None = msgspec.UNSET
+    more_limits: tuple[Limit, ...] = ()
+
+
+class ChangeKeyLimits(ChangeApiKey, frozen=True):
+    """Change an API key that gets more limits than one, or others than one for all models.
+
+    It is a command of its own because a process of the release before would ignore ``more_limits``.
+    """
+
+    is_idempotent: ClassVar[bool] = True
 
 
 class RevokeApiKey(Command[ApiKeyRevokedRow], frozen=True):

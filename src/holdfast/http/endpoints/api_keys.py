@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Final, TypeAlias
@@ -10,7 +10,14 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.actors.account.messages import ChangeApiKey, CreateApiKey, RevokeApiKey, RevokeWithMade, SetLimits
+from holdfast.actors.account.messages import (
+    ChangeApiKey,
+    ChangeKeyLimits,
+    CreateApiKey,
+    RevokeApiKey,
+    RevokeWithMade,
+    SetLimits,
+)
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import mint_api_key
 from holdfast.http.kit.listing import read_given_time
@@ -31,15 +38,15 @@ from holdfast.ledger.api_keys import (
 )
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.catalog.quotes import some_models
-from holdfast.ledger.clock import format_time
-from holdfast.ledger.credit.limits import WINDOWS, Limit, Spending
+from holdfast.ledger.clock import format_time, time_or_none
+from holdfast.ledger.credit.limits import WINDOWS, Limit, LimitKind, Spending
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, LimitWindow, SpendingLimit, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.claims.expired import REVOKED_KEYS_MAX
 from holdfast.persistence.queries.credentials import api_keys_of_account, find_api_key
-from holdfast.persistence.queries.spending import keys_with_spending, spending_of_account, spending_of_key
+from holdfast.persistence.queries.spending import keys_with_spending, spending_of_account, spendings_of_key
 from holdfast.persistence.records.rows import ApiKeyRecord
 
 route = RouteTable("API keys")
@@ -47,6 +54,8 @@ route = RouteTable("API keys")
 STORED_KEYS_MAX: Final = 500
 """The most keys of an account. It is met only by one that revokes hundreds between two sweeps of the oldest."""
 MODELS_MAX: Final = 100
+LIMITS_MAX: Final = 8
+LIMIT_MODELS_MAX: Final = 20
 NAMELESS: Final = "API key"
 
 Window: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(WINDOWS), "examples": ["day"]})]
@@ -64,6 +73,16 @@ class LimitGiven(msgspec.Struct, frozen=True):
     """The window: a day, a week from Monday, or a month, in UTC; or `total`, which has no end."""
 
 
+class KeyLimitGiven(LimitGiven, frozen=True):
+    """The most credit that a key may spend in each window, also for some models alone."""
+
+    models: KeyModels | None = None
+    """The models that the limit is for: ids, or all of a provider as `studio/*`; null or omitted: every model."""
+
+
+KeyLimits: TypeAlias = Annotated[list[KeyLimitGiven], msgspec.Meta(max_length=LIMITS_MAX)]
+
+
 class ApiKeyRequest(msgspec.Struct, frozen=True):
     """The API key to create."""
 
@@ -76,7 +95,9 @@ class ApiKeyRequest(msgspec.Struct, frozen=True):
     models: KeyModels | None = None
     """The models that new tasks may use: ids, or all of a provider as `studio/*`; null or omitted: every model."""
     limit: LimitGiven | None = None
-    """What the key may spend; null or omitted: as much as the account has."""
+    """What the key may spend, as one of `limits` for every model; null or omitted: as much as the account has."""
+    limits: KeyLimits | None = None
+    """All of its limits, instead of `limit`, each for another window or other models; null or omitted: none."""
     max_credits_per_task: AmountGiven | None = None
     """The most credit that may be held for each of its tasks; null or omitted: any."""
 
@@ -91,7 +112,11 @@ class ApiKeyChange(msgspec.Struct, frozen=True):
     models: KeyModels | msgspec.UnsetType | None = msgspec.UNSET
     """The models that new tasks may use: ids, or all of a provider as `studio/*`; null: every model."""
     limit: LimitGiven | msgspec.UnsetType | None = msgspec.UNSET
-    """What the key may spend, with what it has spent in the window already; null: as much as the account has."""
+    """What the key may spend, with what it has spent in the window already, instead of all its `limits`; null: as
+    much as the account has.
+    """
+    limits: KeyLimits | msgspec.UnsetType | None = msgspec.UNSET
+    """All of its limits, instead of `limit`; null or empty: it may spend as much as the account has."""
     max_credits_per_task: AmountGiven | msgspec.UnsetType | None = msgspec.UNSET
     """The most credit that may be held for each task that it creates from now on; null: any."""
     paused: bool | msgspec.UnsetType = msgspec.UNSET
@@ -103,6 +128,23 @@ class LimitsRequest(msgspec.Struct, frozen=True):
 
     limits: list[LimitGiven]
     """The limits, at most one for each kind of window; empty: none."""
+
+
+class KeyLimit(msgspec.Struct, frozen=True):
+    """A limit of a key, and what is spent of it."""
+
+    credits: Amount
+    """The most that may be spent in each window."""
+    window: LimitWindow
+    """The window: a day, a week from Monday, or a month, in UTC; or `total`, which has no end."""
+    models: list[str] | None
+    """The models that it is for, with `/*` for all of a provider; null: every model."""
+    spent: Amount | None
+    """What is captured and held for those tasks of the key that were created in the current window; null of a
+    revoked key.
+    """
+    resets_at: Time | None
+    """When the current window ends; null for `total`, and of a revoked key."""
 
 
 class ApiKeyFacts(msgspec.Struct, frozen=True):
@@ -127,13 +169,15 @@ class ApiKeyFacts(msgspec.Struct, frozen=True):
     models: list[str] | None
     """The models that new tasks may use, with `/*` for all of a provider; null: every model."""
     limit: SpendingLimit | None
-    """What the key may spend; null: as much as the account has."""
+    """The longest one of `limits` for every model; null: it has none."""
     spent: Amount | None
     """What is captured and held for the tasks that the key created in the limit's current window; null without a
     limit, and of a revoked key.
     """
     resets_at: Time | None
     """When the current window ends; null without a limit, for `total`, and of a revoked key."""
+    limits: list[KeyLimit]
+    """All limits of the key, the shortest window first; empty: it may spend as much as the account has."""
     max_credits_per_task: Amount | None
     """The most credit that may be held for each of its tasks; null: any."""
 
@@ -236,14 +280,14 @@ async def create_api_key(call: Call) -> Outcome:
     given = _read_given(call, wanted)
     if isinstance(given, Refusal):
         return given
-    changes, limit = given
+    changes, limits = given
     terms = KeyTerms(NAMELESS, scopes)._replace(**changes)
     minted = mint_api_key(account_id, live=call.deps.settings.env == "production")
-    command = CreateApiKey(new_id("key"), minted.sha256, minted.prefix, terms, limit or None)
+    command = CreateApiKey(new_id("key"), minted.sha256, minted.prefix, terms, *_in_row(limits or ()))
     created = await call.act(command)
     if isinstance(created, Refusal):
         return created
-    facts = api_key_facts(created, call.known_key.key_id or None, spending_of_key(created))
+    facts = api_key_facts(created, call.known_key.key_id or None, spendings_of_key(created))
     return render(ApiKeySecret, created, created.terms, api_key=minted.secret, **facts)
 
 
@@ -290,7 +334,7 @@ async def change_api_key(call: Call) -> Outcome:
         return _not_found(key_id)
     if key.revoked_at is not None:
         return Refusal(code="api_key_revoked", message=f"The API key {shown(key_id)} was revoked.")
-    changed = await call.act(ChangeApiKey(key_id, *given))
+    changed = await call.act(_changed(key_id, *given))
     if isinstance(changed, Refusal):
         return changed
     keys = await call.read(partial(shown_api_keys, account_id=account_id, now=call.deps.now()))
@@ -406,11 +450,12 @@ def shown_limits(rows: Connection, account_id: str, *, now: datetime) -> Account
     return AccountLimitList(limits)
 
 
-def api_key_facts(key: ApiKeyRecord, maker: str | None, spending: Spending | None) -> dict[str, object]:
-    """Return the fields of an API key that are not those of its record: who made it, what is spent of its limit."""
-    limit = None
+def api_key_facts(key: ApiKeyRecord, maker: str | None, spendings: Sequence[Spending]) -> dict[str, object]:
+    """Return the fields of an API key that are not those of its record: who made it, what is spent of limits."""
+    limit, of_kind = None, {each.kind: each for each in spendings}
     if key.limit_micro is not None and key.limit_window is not None:
         limit = SpendingLimit(format_amount(key.limit_micro), key.limit_window)
+    spending = None if limit is None else of_kind.get((limit.window, ()))
     return {
         "api_key_id": key.key_id,
         "api_key_prefix": key.prefix,
@@ -420,7 +465,39 @@ def api_key_facts(key: ApiKeyRecord, maker: str | None, spending: Spending | Non
         "limit": limit,
         "spent": None if spending is None else format_amount(spending.spent_micro),
         "resets_at": None if spending is None else spending.resets_at,
+        "limits": [_key_limit(each, of_kind.get(each.kind)) for each in sorted(key.limits, key=_in_order)],
     }
+
+
+def _key_limit(limit: Limit, spending: Spending | None) -> KeyLimit:
+    return KeyLimit(
+        format_amount(limit.credits_micro),
+        limit.window,
+        list(limit.models) or None,
+        None if spending is None else format_amount(spending.spent_micro),
+        None if spending is None else time_or_none(spending.resets_at),
+    )
+
+
+def _in_order(limit: Limit) -> tuple[int, tuple[str, ...]]:
+    """Return the place of a limit among those of a key: by its window, for every model before others."""
+    return WINDOWS.index(limit.window), limit.models
+
+
+def _in_row(limits: Iterable[Limit]) -> tuple[Limit | None, tuple[Limit, ...]]:
+    """Return the longest limit for every model, which a key's row has, and the others."""
+    in_order = sorted(limits, key=_in_order)
+    found = next((each for each in reversed(in_order) if not each.models), None)
+    return found, tuple(each for each in in_order if each is not found)
+
+
+def _changed(
+    key_id: str, changes: KeyChanges, limits: tuple[Limit, ...] | msgspec.UnsetType
+) -> ChangeApiKey | ChangeKeyLimits:
+    if limits is msgspec.UNSET:
+        return ChangeApiKey(key_id, changes)
+    limit, more = _in_row(limits)
+    return ChangeKeyLimits(key_id, changes, limit, more) if more else ChangeApiKey(key_id, changes, limit)
 
 
 def read_limit_window(window: str, param: str) -> LimitWindow | Refusal:
@@ -440,8 +517,8 @@ def _read_limit(sent: LimitGiven, param: str) -> Limit | Refusal:
 
 def _read_given(
     call: Call, wanted: ApiKeyRequest | ApiKeyChange
-) -> tuple[KeyChanges, Limit | msgspec.UnsetType | None] | Refusal:
-    """Return the terms that a request gives, and the limit."""
+) -> tuple[KeyChanges, tuple[Limit, ...] | msgspec.UnsetType] | Refusal:
+    """Return the terms that a request gives, and the limits."""
     changes: KeyChanges = {}
     if wanted.name is not msgspec.UNSET:
         name = _read_name(wanted.name or "")
@@ -467,10 +544,36 @@ def _read_given(
         if isinstance(most_micro, Refusal):
             return most_micro
         changes["max_credits_per_task_micro"] = most_micro
-    if wanted.limit is msgspec.UNSET or wanted.limit is None:
-        return changes, wanted.limit
-    limit = _read_limit(wanted.limit, "limit")
-    return limit if isinstance(limit, Refusal) else (changes, limit)
+    limits = _read_key_limits(call, wanted)
+    return limits if isinstance(limits, Refusal) else (changes, limits)
+
+
+def _read_key_limits(
+    call: Call, wanted: ApiKeyRequest | ApiKeyChange
+) -> tuple[Limit, ...] | msgspec.UnsetType | Refusal:
+    """Read ``limit`` or ``limits``, of which a request has one at most."""
+    if wanted.limit and wanted.limits:
+        return invalid_parameter("limits", "cannot be sent with limit, which is one of them")
+    if isinstance(wanted.limit, LimitGiven):
+        limit = _read_limit(wanted.limit, "limit")
+        return limit if isinstance(limit, Refusal) else (limit,)
+    if not isinstance(wanted.limits, list):
+        is_unset = wanted.limit is msgspec.UNSET and wanted.limits is msgspec.UNSET
+        return msgspec.UNSET if is_unset else ()
+    limits: dict[LimitKind, Limit] = {}
+    for index, each in enumerate(wanted.limits):
+        param = f"limits[{index}]"
+        limit = _read_limit(each, param)
+        if isinstance(limit, Refusal):
+            return limit
+        models = _read_models(each.models, call.deps.catalog().models, f"{param}.models", LIMIT_MODELS_MAX)
+        if isinstance(models, Refusal):
+            return models
+        limit = msgspec.structs.replace(limit, models=tuple(sorted(models)))
+        if limit.kind in limits:
+            return invalid_parameter("limits", f"has the window {limit.window} twice for the same models")
+        limits[limit.kind] = limit
+    return tuple(limits.values())
 
 
 def _read_made_keys(call: Call) -> bool | Refusal:
@@ -488,18 +591,20 @@ def _read_name(sent: str) -> str | Refusal:
     return name or NAMELESS
 
 
-def _read_models(sent: list[str] | None, known: Mapping[str, Model]) -> tuple[str, ...] | Refusal:
-    """Read the models of a key; an id or pattern must be one of, or for, the catalog's. No models: every one."""
+def _read_models(
+    sent: list[str] | None, known: Mapping[str, Model], param: str = "models", most: int = MODELS_MAX
+) -> tuple[str, ...] | Refusal:
+    """Read the models of a key or limit; each is in the catalog, or a pattern for some of it. None: every one."""
     if sent is None:
         return ()
     models = tuple(dict.fromkeys(sent))
-    if not 0 < len(models) <= MODELS_MAX:
-        return invalid_parameter("models", f"must have 1 to {MODELS_MAX} models; null is every model")
+    if not 0 < len(models) <= most:
+        return invalid_parameter(param, f"must have 1 to {most} models; null is every model")
     for each in models:
         if not any(matches(each, model_id) for model_id in known):
             what = "No model's id begins as" if each.endswith(OF_PROVIDER) else "There is no model"
             message = f"{what} {shown(each)}. {some_models(each, known)}"
-            return Refusal(code="model_not_found", message=message, param="models")
+            return Refusal(code="model_not_found", message=message, param=param)
     return models
 
 

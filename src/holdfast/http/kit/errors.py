@@ -335,6 +335,8 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """
     limit: SpendingLimit | msgspec.UnsetType = msgspec.UNSET
     """The limit that would be exceeded; present for `key_limit_exceeded` and `account_limit_exceeded` only."""
+    limit_models: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """The models that `limit` is for; present with `limit` only, unless it is for every model."""
     spent: str | msgspec.UnsetType = msgspec.UNSET
     """What is captured and held in the limit's window; present with `limit` only. A decimal string."""
     resets_at: Time | msgspec.UnsetType | None = msgspec.UNSET
@@ -377,6 +379,7 @@ def error_response(refusal: Refusal, request_id: str) -> tuple[int, bytes, dict[
         body = msgspec.structs.replace(
             body,
             limit=SpendingLimit(format_amount(limit.credits_micro), limit.window),
+            limit_models=list(limit.models) or msgspec.UNSET,
             spent=format_amount(limit.spent_micro),
             resets_at=time_or_none(limit.resets_at),
         )

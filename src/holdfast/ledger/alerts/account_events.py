@@ -62,6 +62,8 @@ class LimitReached(msgspec.Struct, frozen=True):
     """The share that was set for the alert."""
     resets_at: Time | None
     """When the window ends; null for `total`."""
+    models: list[str] | None = None
+    """The models that the limit is for, with `/*` for all of a provider; null: every model."""
 
 
 class PaymentCredited(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ lately: however often something is crossed, its owner gets few mails of it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
@@ -84,7 +85,11 @@ class Alerts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if kind_of(data) not in MAILED or not self.sends_mail:
             return self, False
         mailed = {subject: sent_at for subject, sent_at in self.mailed.items() if at < sent_at + MAIL_PAUSE}
-        subject = limit_subject(data.api_key_id, data.window) if isinstance(data, LimitReached) else kind_of(data)
+        subject = (
+            limit_subject(data.api_key_id, data.window, data.models)
+            if isinstance(data, LimitReached)
+            else kind_of(data)
+        )
         if subject in mailed or len(mailed) >= MAILS_IN_PAUSE_MAX:
             return self, False
         return msgspec.structs.replace(self, mailed={**mailed, subject: at}), True
@@ -93,9 +98,9 @@ class Alerts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 DEFAULT_ALERTS: Final = Alerts()
 
 
-def limit_subject(key_id: str | None, window: LimitWindow) -> str:
+def limit_subject(key_id: str | None, window: LimitWindow, models: Iterable[str] | None = None) -> str:
     """Return the subject of a limit's alert; without a key that of the whole account's limit."""
-    return f"limit:{key_id or ''}:{window}"
+    return ":".join(["limit", key_id or "", window, *(models or ())])
 
 
 def balance_alert(alerts: Alerts, state: AccountState) -> tuple[Alerts, BalanceBelow | None]:
@@ -124,10 +129,11 @@ def mail_text(data: AccountEventData) -> tuple[str, str]:
             )
         case LimitReached():
             whose = "Your account" if data.api_key_id is None else f"The API key {data.api_key_id}"
+            per = data.window if data.models is None else f"{data.window}, {', '.join(data.models)}"
             until = "" if data.resets_at is None else f" The limit resets at {data.resets_at}."
             return (
                 f"{whose} has spent {data.spent} of its limit of {data.limit}",
-                f"{whose} has spent {data.spent} credits of its limit of {data.limit} ({data.window}).{until}",
+                f"{whose} has spent {data.spent} credits of its limit of {data.limit} ({per}).{until}",
             )
         case CreditExpiring():
             return (

@@ -14,10 +14,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple, assert_never, get_args
+from typing import Final, NamedTuple, TypeAlias, assert_never, get_args
 
 import msgspec
 
+from holdfast.ledger.api_keys import is_model_allowed
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import LimitWindow
@@ -30,13 +31,21 @@ WHOLE_ACCOUNT: Final = ""
 """Stands for the id of a key where a limit is the account's."""
 
 
-class Limit(msgspec.Struct, frozen=True):
-    """The most credit that may be spent in each window."""
+class Limit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The most credit that may be spent in each window; with ``models``, for tasks of these alone."""
 
     credits_micro: int
     window: LimitWindow
+    models: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> LimitKind:
+        """What distinguishes it from the other limits of a key."""
+        return self.window, self.models
 
 
+LimitKind: TypeAlias = tuple[LimitWindow, tuple[str, ...]]
+"""The window of a limit, and its models."""
 _OVERLAPPED: Final[Mapping[LimitWindow, Mapping[LimitWindow, int]]] = {
     "day": {"day": 1, "week": 7, "month": 31},
     "week": {"day": 1, "week": 1, "month": 6},
@@ -53,6 +62,36 @@ def most_within(limit: Limit, window: LimitWindow) -> int | None:
     """
     count = _OVERLAPPED[limit.window].get(window)
     return None if count is None else limit.credits_micro * count
+
+
+def more_of(own: Limit, wanted: Iterable[Limit], before: Iterable[Limit]) -> int | None:
+    """Return how much more may be spent within one window of ``own`` by a key with limits ``wanted`` instead.
+
+    None: any amount. ``before`` are the key's limits, of which what they allow was counted already. If none of them
+    is raised or removed, nothing can be spent beyond that. Otherwise all that the new ones allow may be spent in
+    addition to what was spent under the old ones, unless it is the only one of before that was raised.
+    """
+    after, known = _most_of(own, wanted), _most_of(own, before)
+    if not after:
+        return None
+    if known and all(kind in after and after[kind] <= most for kind, most in known.items()):
+        return 0
+    raised = [after[kind] - most for kind, most in known.items() if kind in after] if len(known) == 1 else []
+    return min([*after.values(), *raised])
+
+
+def _most_of(own: Limit, limits: Iterable[Limit]) -> dict[LimitKind, int]:
+    """Return how much each limit allows within one window of ``own``, of those that count for all that it does."""
+    return {
+        each.kind: most
+        for each in limits
+        if _covers(each.models, own.models) and (most := most_within(each, own.window)) is not None
+    }
+
+
+def _covers(models: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether every task of the models ``other`` is one of ``models``; none are all models."""
+    return not models or (bool(other) and all(is_model_allowed(models, each) for each in other))
 
 
 def window_start(window: LimitWindow, at: datetime) -> datetime:
@@ -87,11 +126,12 @@ def window_end(window: LimitWindow, start: datetime) -> datetime | None:
 
 
 class LimitedHold(NamedTuple):
-    """An open hold of a limited account: the API key of its task, its amount and its time."""
+    """An open hold of a limited account: the API key of its task, its amount, its time and its model."""
 
     key_id: str
     amount_micro: int
     at: datetime
+    model: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +140,8 @@ class Spending:
 
     ``key_id`` is the limited key, or :data:`WHOLE_ACCOUNT`. ``limit_micro`` is the owner's limit, ``ceiling_micro``
     the operator's; the lower one counts, and at least one is set. ``held_micro`` is the sum of the window's open
-    holds, ``captured_micro`` what was captured of its others.
+    holds, ``captured_micro`` what was captured of its others. Only tasks of its ``models`` count, if it has any.
+    ``is_in_row``: a row has what was captured; of other limits it is summed from the usage totals.
     """
 
     key_id: str
@@ -110,6 +151,24 @@ class Spending:
     starts_at: datetime = BEGINNING
     captured_micro: int = 0
     held_micro: int = 0
+    models: tuple[str, ...] = ()
+    is_in_row: bool = True
+
+    @property
+    def kind(self) -> LimitKind:
+        """What distinguishes it from the other limits of its key or account."""
+        return self.window, self.models
+
+    @property
+    def limit(self) -> Limit:
+        """The limit as it counts."""
+        return Limit(self.most_micro, self.window, self.models)
+
+    @property
+    def per(self) -> str:
+        """For what the limit is, in words."""
+        per = "in total" if self.window == "total" else f"a {self.window}"
+        return f"{per} for {', '.join(self.models)}" if self.models else per
 
     @property
     def most_micro(self) -> int:
@@ -128,7 +187,15 @@ class Spending:
 
     def counts(self, hold: LimitedHold) -> bool:
         """Whether a hold is of this limit and window."""
-        return self.key_id in (hold.key_id, WHOLE_ACCOUNT) and hold.at >= self.starts_at
+        return (
+            self.key_id in (hold.key_id, WHOLE_ACCOUNT)
+            and hold.at >= self.starts_at
+            and self.is_of_model(hold.model)
+        )
+
+    def is_of_model(self, model_id: str) -> bool:
+        """Whether tasks of a model count."""
+        return not self.models or is_model_allowed(self.models, model_id)
 
     def advance(self, at: datetime) -> bool:
         """Go on to the window of ``at``, never back: a clock that was set back stays in the newest window.
@@ -153,18 +220,21 @@ class Spending:
         """Return the refusal of a hold that would exceed the limit."""
         most_micro, spent_micro = self.most_micro, self.spent_micro
         whose = "account" if self.key_id == WHOLE_ACCOUNT else "API key"
-        per = "in total" if self.window == "total" else f"a {self.window}"
         resets_at = self.resets_at
         until = "" if resets_at is None else f" until {format_time(resets_at)}"
         return Refusal(
             code="account_limit_exceeded" if self.key_id == WHOLE_ACCOUNT else "key_limit_exceeded",
             message=(
                 f"The hold of {format_amount(amount_micro)} exceeds the {whose}'s limit of "
-                f"{format_amount(most_micro)} {per}, of which {format_amount(spent_micro)} is spent{until}."
+                f"{format_amount(most_micro)} {self.per}, of which {format_amount(spent_micro)} is spent{until}."
             ),
             required_micro=amount_micro,
             limit=ExceededLimit(
-                credits_micro=most_micro, window=self.window, spent_micro=spent_micro, resets_at=resets_at
+                credits_micro=most_micro,
+                window=self.window,
+                spent_micro=spent_micro,
+                resets_at=resets_at,
+                models=self.models,
             ),
         )
 
@@ -212,10 +282,9 @@ class AccountSpending:
         if not of_key:
             del self._by_key[spending.key_id]
 
-    def of_key(self, key_id: str) -> Spending | None:
-        """Return the limit of a key, None if it has none."""
-        found = self._by_key.get(key_id)
-        return found[0] if found else None
+    def of_key(self, key_id: str) -> list[Spending]:
+        """Return the limits of a key."""
+        return list(self._by_key.get(key_id, ()))
 
     def of_account(self) -> dict[LimitWindow, Spending]:
         """Return the account's own limits by their windows."""
@@ -234,16 +303,16 @@ class AccountSpending:
         """Return the time of a hold made ``at``: not before the windows that it counts in."""
         return max([at, *(each.starts_at for each in self.counting(key_id))])
 
-    def exceeded(self, key_id: str, amount_micro: int, at: datetime) -> Spending | None:
-        """Return the limit that a hold would exceed, the key's before the account's; None if it is allowed."""
-        counting = list(self.counting(key_id))
-        self._advance(counting, at)
-        return next((each for each in counting if each.is_exceeded_by(amount_micro)), None)
+    def exceeded(self, hold: LimitedHold) -> Spending | None:
+        """Return a limit that a hold would exceed, the key's before the account's; None if it is allowed."""
+        counting = list(self.counting(hold.key_id, hold.model))
+        self._advance(counting, hold.at)
+        return next((each for each in counting if each.is_exceeded_by(hold.amount_micro)), None)
 
     def opened(self, hold_id: str, hold: LimitedHold) -> None:
         """Count a new hold."""
         self._holds[hold_id] = hold
-        for each in self.counting(hold.key_id):
+        for each in self.counting(hold.key_id, hold.model):
             each.held_micro += hold.amount_micro
 
     def settled(self, hold_id: str, charge_micro: int) -> list[Spending]:
@@ -255,15 +324,16 @@ class AccountSpending:
         hold = self._holds.pop(hold_id, None)
         if hold is None:
             return []  # it was opened before any limit that it could count for
-        limits = list(self.counting(hold.key_id))
+        limits = list(self.counting(hold.key_id, hold.model))
         for each in limits:
             if each.counts(hold):
                 each.held_micro -= hold.amount_micro
                 each.captured_micro += charge_micro
         return limits
 
-    def counting(self, key_id: str) -> Iterator[Spending]:
-        """Yield the limits that a key's holds count for."""
-        if key_id != WHOLE_ACCOUNT:
-            yield from self._by_key.get(key_id, ())
-        yield from self._by_key.get(WHOLE_ACCOUNT, ())
+    def counting(self, key_id: str, model_id: str | None = None) -> Iterator[Spending]:
+        """Yield the limits that a key's holds count for, with a model those for it."""
+        for owner in dict.fromkeys((key_id, WHOLE_ACCOUNT)):
+            for each in self._by_key.get(owner, ()):
+                if model_id is None or each.is_of_model(model_id):
+                    yield each

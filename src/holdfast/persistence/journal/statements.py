@@ -395,6 +395,7 @@ STATEMENTS: tuple[RowStatement, ...] = (
     RowStatement(tables.api_keys, rows.ApiKeyMakersRow).update(),
     RowStatement(tables.api_keys, rows.ApiKeyTermsRow).update(),
     RowStatement(tables.api_keys, rows.ApiKeyLimitRow).update(),
+    RowStatement(tables.api_keys, rows.ApiKeyMoreLimitsRow).update(),
     RowStatement(tables.api_keys, rows.ApiKeyRevokedRow).update(),
     RowStatement(tables.api_keys, rows.ApiKeyUsedRow).update(),
     RowStatement(tables.account_limits, rows.AccountLimitRow).upsert(),

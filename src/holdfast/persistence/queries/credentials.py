@@ -6,12 +6,15 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+import msgspec
 from sqlalchemy import Connection, LargeBinary, bindparam, select
 
 from holdfast.ledger.api_keys import KeyTerms
+from holdfast.ledger.credit.limits import Limit
 from holdfast.persistence.records.rows import ApiKeyRecord
 from holdfast.persistence.records.table_base import selected
 from holdfast.persistence.records.tables import accounts, api_keys, sessions
+from holdfast.persistence.records.unreadable import read_row
 from holdfast.persistence.server.repeated_queries import RepeatedQuery, one_of
 
 
@@ -29,8 +32,10 @@ class SessionRecord(NamedTuple):
     closes_at: datetime | None = None
 
 
+_limits = msgspec.json.Decoder(tuple[Limit, ...])
 _AT = ApiKeyRecord._fields.index("terms")
 _AFTER = _AT + len(KeyTerms._fields)
+_MORE_LIMITS = ApiKeyRecord._fields.index("more_limits") - 1 + len(KeyTerms._fields)
 _KEY = selected(api_keys, (*ApiKeyRecord._fields[:_AT], *KeyTerms._fields, *ApiKeyRecord._fields[_AT + 1 :]))
 _HASHES = one_of("sha256s", LargeBinary())
 _BY_SECRET = RepeatedQuery(
@@ -54,6 +59,10 @@ _BY_TOKEN = RepeatedQuery(
     .join_from(sessions, accounts, sessions.c.account_id == accounts.c.id)
     .where(sessions.c.token_sha256 == _HASHES)
 )
+
+
+def _more_limits(found: str | None) -> tuple[Limit, ...]:
+    return () if found is None else _limits.decode(found)
 
 
 class FoundKey(NamedTuple):
@@ -105,8 +114,9 @@ def live_api_keys(rows: Connection, account_id: str) -> LiveApiKeys:
 
 
 def api_key_of(row: Iterable[Any]) -> ApiKeyRecord:
-    """Return the key of a row."""
+    """Return the key of a row. Raises ``UnreadableRow``."""
     found = [tuple(each) if isinstance(each, list) else each for each in row]
+    found[_MORE_LIMITS] = read_row(_more_limits, found[_MORE_LIMITS], "api_keys.more_limits", str(found[1]))
     found[_AT:_AFTER] = [KeyTerms._make(found[_AT:_AFTER])]
     return ApiKeyRecord._make(found)
 

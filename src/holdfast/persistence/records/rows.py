@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from holdfast.ledger.api_keys import KeyTerms
-from holdfast.ledger.credit.limits import BEGINNING
+from holdfast.ledger.credit.limits import BEGINNING, Limit
 from holdfast.ledger.credit.operations import CHAIN_START, Operation
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.order import Order
@@ -118,7 +118,8 @@ class AccountChangeRow(JournaledRow, frozen=True):
 class ApiKeyRecord(NamedTuple):
     """An API key without its secret; it may be revoked.
 
-    ``captured_micro`` is what was captured of the holds of the limit's window that began at ``window_start``.
+    ``captured_micro`` is what was captured of the holds of the limit's window that began at ``window_start``. Of
+    ``more_limits``, written as JSON, it is in the usage totals.
     """
 
     account_id: str
@@ -132,6 +133,14 @@ class ApiKeyRecord(NamedTuple):
     limit_window: LimitWindow | None = None
     window_start: datetime = BEGINNING
     captured_micro: int = 0
+    more_limits: tuple[Limit, ...] = ()
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """All limits of the key."""
+        if self.limit_micro is None or self.limit_window is None:
+            return self.more_limits
+        return (Limit(self.limit_micro, self.limit_window), *self.more_limits)
 
 
 class ApiKeyRow(JournaledRow, frozen=True):
@@ -166,6 +175,14 @@ class ApiKeyLimitRow(JournaledRow, frozen=True):
     limit_window: LimitWindow | None
     window_start: datetime
     captured_micro: int
+
+
+class ApiKeyMoreLimitsRow(JournaledRow, frozen=True):
+    """The limits of an API key but the one of which its row has what was captured; written when they change."""
+
+    account_id: str
+    key_id: str
+    more_limits: tuple[Limit, ...]
 
 
 class AccountLimitRow(JournaledRow, frozen=True):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from sqlalchemy import BigInteger, Boolean, Column, Identity, Text, text
+from sqlalchemy.dialects.postgresql import JSON
 
 from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.credit.operations import Operation
@@ -235,11 +236,14 @@ file_uses = table(
 api_keys = table(
     "api_keys",
     ["account_id", "key_id"],
-    *columns_of(ApiKeyRecord, without=["terms"]),
+    *columns_of(ApiKeyRecord, without=["terms", "more_limits"]),
     *columns_of(KeyTerms),
     *columns(secret_sha256=bytes),
     # The keys that have made it, one after the other; null: the owner has.
     *columns(makers=tuple[str, ...] | None),
+    # Of these limits what was captured is in no row of theirs, but in the usage totals. Null: a process of the
+    # release before has written the key.
+    Column("more_limits", JSON, nullable=True),
     index("uq_api_keys_secret_sha256", "secret_sha256", unique=True),
     index("ix_api_keys_prefix", "prefix"),
     index("ix_api_keys_revoked_at", "revoked_at", where="revoked_at is not null"),
