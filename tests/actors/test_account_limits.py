@@ -13,7 +13,6 @@ from sqlalchemy import Connection, event, select
 
 from holdfast.actors.account.messages import (
     ChangeApiKey,
-    ChangeKeyLimits,
     CreateApiKey,
     CreateTask,
     PutWebhook,
@@ -229,12 +228,10 @@ async def test_a_key_has_limits_of_several_windows_and_models(
     here, there = [await start_system(now=clock) for _ in range(2)]
     account_id, _ = await here.open_account(500 * CREDIT)
     model, key_id = new_task("key").request.terms.model, new_id("key")
-    limits = {"limit": Limit(5 * CREDIT, "month"), "more_limits": (day(2), Limit(4 * CREDIT, "total", (model,)))}
-    other = Limit(CREDIT, "day", ("other/*",))
+    month, of_model = Limit(5 * CREDIT, "month"), Limit(4 * CREDIT, "total", (model,))
+    more = (day(2), of_model, Limit(CREDIT, "day", ("other/*",)))
     terms = KeyTerms("limited", ("tasks:write",))
-    command = CreateApiKey(
-        key_id, key_id.encode(), "hk_test_l", terms, limits["limit"], (*limits["more_limits"], other)
-    )
+    command = CreateApiKey(key_id, key_id.encode(), "hk_test_l", terms, month, more)
     assert isinstance(await here.ask(account_id, command), ApiKeyRecord)
 
     async def exceeded(system: Any) -> tuple[str, tuple[str, ...]]:
@@ -265,8 +262,7 @@ async def test_a_key_has_limits_of_several_windows_and_models(
         ("day", ("other/*",)): (0, False),
     }
     # Others count what was spent before; the one that the row counted is counted from the totals now.
-    week, month = Limit(4 * CREDIT, "week"), limits["limit"]
-    await there.ask(account_id, ChangeKeyLimits(key_id, {}, week, (month,)))
+    await there.ask(account_id, ChangeApiKey(key_id, {}, Limit(4 * CREDIT, "week"), (month,)))
     assert await exceeded(here) == ("week", ())
     found = {each.kind: each for each in (await here.database.read(load_account, account_id)).spending or ()}
     assert [(each.spent_micro, each.is_in_row) for each in found.values()] == [

@@ -19,7 +19,6 @@ from holdfast.actors.account.by_keys import ByKey, NoteChange, by_key
 from holdfast.actors.account.limits import AccountLimits
 from holdfast.actors.account.messages import (
     ChangeApiKey,
-    ChangeKeyLimits,
     CreateApiKey,
     CreateOrder,
     DeleteWebhook,
@@ -274,14 +273,17 @@ async def test_what_a_key_gives_is_taken_from_each_of_its_limits(system: Any, ne
     child = await made(system, account_id, narrow, first)
     found = {(each.key_id, each.window): each.limit_micro for each in (await loaded(system, account_id)).spending}
     assert found == {
-        (first, "month"): 30 * CREDIT, (first, "day"): CREDIT, (child, "month"): 10 * CREDIT, (child, "day"): 2 * CREDIT,
-    }  # fmt: skip
+        (first, "month"): 30 * CREDIT,
+        (first, "day"): CREDIT,
+        (child, "month"): 10 * CREDIT,
+        (child, "day"): 2 * CREDIT,
+    }
     # Without the limit of the month, the one of the day would bound it no more tightly than 62.00 a month.
-    more = ChangeKeyLimits(child, {}, Limit(10 * CREDIT, "month"), (day(3),))
+    more = ChangeApiKey(child, {}, Limit(10 * CREDIT, "month"), (day(3),))
     assert await asked(system, account_id, ChangeApiKey(child, {}, day(2)), first) == "exceeds_calling_key"
     assert await asked(system, account_id, more, first) == "exceeds_calling_key"
-    assert await asked(system, account_id, ChangeKeyLimits(first, {}, None, ()), first) == "not_made_by_key"
-    less = ChangeKeyLimits(child, {}, Limit(9 * CREDIT, "month"), (day(1), Limit(CREDIT, "week")))
+    assert await asked(system, account_id, ChangeApiKey(first, {}, None, ()), first) == "not_made_by_key"
+    less = ChangeApiKey(child, {}, Limit(9 * CREDIT, "month"), (day(1), Limit(CREDIT, "week")))
     assert await asked(system, account_id, less, first) == "done"
     assert_audit_clean(system.database)
 

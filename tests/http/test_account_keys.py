@@ -62,6 +62,7 @@ def created(command: CreateApiKey, api: Api) -> ApiKeyRecord:
         api.now,
         limit_micro=amount,
         limit_window=window,
+        more_limits=command.more_limits,
     )
 
 
@@ -74,7 +75,7 @@ async def test_a_new_key_is_shown_once_with_calls_that_use_it(api: Api, owner: A
 
     api.accounts.answer = answer
     fields = {
-        "name": HOSTILE, "credits": "5.00", "window": "day", "models": "studio/*, studio/edit-1",
+        "name": HOSTILE, "day": "5.00", "month": "50", "models": "studio/*, studio/edit-1",
         "expires_at": "2027-01-31", "scope.tasks:read": "true",
     }  # fmt: skip
     response = await owner.send(f"{KEYS}/create", **await form_of(owner, KEYS), **fields)
@@ -87,7 +88,8 @@ async def test_a_new_key_is_shown_once_with_calls_that_use_it(api: Api, owner: A
     assert command.terms.scopes == ("tasks:read",)
     assert command.terms.models == ("studio/*", "studio/edit-1")
     assert command.terms.expires_at == datetime(2027, 1, 31, tzinfo=UTC)
-    assert command.limit == Limit(5_000_000, "day")
+    assert (command.limit, command.more_limits) == (Limit(50_000_000, "month"), (Limit(5_000_000, "day"),))
+    assert "5.00 credits a day" in response.text
     [secret] = set(re.findall(r"hk_test_[\w-]+", response.text))
     assert response.text.count(secret) == 4
     assert HOSTILE not in response.text
@@ -102,11 +104,10 @@ async def test_the_preset_for_an_agent_fills_in_the_form(api: Api, owner: Accoun
     form = html.unescape(preset.text).partition('action="/account/keys/create"')[2].partition("</form>")[0]
     given = dict(re.findall(r'<input[^>]* name="([\w.:]+)"[^>]* value="([^"]*)"', form))
     checked = re.findall(r'<input[^>]* name="(scope[\w.:]+)"[^>]* checked', form)
-    assert {name: given[name] for name in ("name", "credits", "max_credits_per_task")} == {
-        "name": "agent", "credits": "5.00", "max_credits_per_task": "0.50",
+    assert {name: given[name] for name in ("name", "day", "max_credits_per_task")} == {
+        "name": "agent", "day": "5.00", "max_credits_per_task": "0.50",
     }  # fmt: skip
     assert "studio/image-1" in given["models"]
-    assert re.search(r'<option value="day" selected', form)
     assert checked == ["scope.tasks:read", "scope.tasks:write", "scope.account:read"]
 
     made: list[CreateApiKey] = []
@@ -116,9 +117,9 @@ async def test_the_preset_for_an_agent_fills_in_the_form(api: Api, owner: Accoun
         return created(command, api)
 
     api.accounts.answer = answer
-    fields = {name: given[name] for name in ("name", "credits", "models", "max_credits_per_task")}
+    fields = {name: given[name] for name in ("name", "day", "models", "max_credits_per_task")}
     scopes = dict.fromkeys(checked, "true")
-    response = await owner.send(f"{KEYS}/create", **await form_of(owner, KEYS), window="day", **fields, **scopes)
+    response = await owner.send(f"{KEYS}/create", **await form_of(owner, KEYS), **fields, **scopes)
     assert response.status_code == 200, response.text
     [command] = made
     assert (command.limit, command.terms.max_credits_per_task_micro) == (Limit(5_000_000, "day"), 500_000)
@@ -162,6 +163,29 @@ async def test_a_key_is_changed_paused_and_revoked(api: Api, owner: AccountReade
     api.accounts.answer = ApiKeyRevokedRow(api.account_id, api.key_id, api.now)
     assert (await owner.send(f"{path}/revoke", **form)).status_code == 303
     assert api.accounts.asked[-1][1] == RevokeApiKey(key_id=api.key_id)
+
+
+async def test_the_form_of_a_key_changes_its_windows_and_keeps_its_limits_for_models(
+    api: Api, owner: AccountReader
+) -> None:
+    more = [{"credits_micro": 2_000_000, "window": "day"}]
+    more.append({"credits_micro": 1_000_000, "window": "total", "models": ["studio/*"]})
+    limits = {"limit_micro": 9_000_000, "limit_window": "week", "more_limits": more}
+    await api.add_key(api.account_id, "key_several", **limits)
+    page = html.unescape((await owner.get(KEYS)).text)
+    assert "of 1.00 in total for studio/*" in page
+    form = page.partition(f'action="{KEYS}/key_several/change"')[2].partition("</form>")[0]
+    given = dict(re.findall(r'<input[^>]* name="([\w.:]+)"[^>]* value="([^"]*)"', form))
+    assert (given["day"], given["week"], given.get("total", "")) == ("2.00", "9.00", "")
+    api.accounts.answer = ()
+    sent = await owner.send(
+        f"{KEYS}/key_several/change", **await form_of(owner, KEYS), name="k", day="3", month="20"
+    )
+    assert sent.status_code == 303
+    [(_, command)] = api.accounts.asked
+    assert isinstance(command, ChangeApiKey)
+    assert command.limit == Limit(20_000_000, "month")
+    assert command.more_limits == (Limit(3_000_000, "day"), Limit(1_000_000, "total", ("studio/*",)))
 
 
 async def test_limits_of_the_account_are_replaced_as_one(api: Api, owner: AccountReader) -> None:

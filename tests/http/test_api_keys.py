@@ -41,6 +41,13 @@ BAD: list[tuple[dict[str, Any], int, str, str | None, str]] = [
     ({"limit": {"credits": "5"}}, 400, "missing_parameter", "limit.window", "limit.window"),
     ({"limit": {"window": "day"}}, 400, "missing_parameter", "limit.credits", "limit.credits"),
     ({"limit": "5.00"}, 400, "invalid_parameter", "limit", "limit"),
+    ({"limit": OF_A_DAY, "limits": [OF_A_DAY]}, 400, "invalid_parameter", "limits", "with limit"),
+    ({"limits": [OF_A_DAY, {"credits": "1", "window": "day"}]}, 400, "invalid_parameter", "limits", "day twice"),
+    ({"limits": [OF_A_DAY] * 9}, 400, "invalid_parameter", "limits", "limits"),
+    ({"limits": [OF_A_DAY | {"models": ["nowhere/*"]}]}, 404, "model_not_found", "limits[0].models", "nowhere"),
+    ({"limits": [OF_A_DAY | {"models": []}]}, 400, "invalid_parameter", "limits[0].models", "null is every"),
+    ({"limits": [{"credits": "0", "window": "day"}]}, 400, "invalid_amount", "limits[0].credits", "above zero"),
+    ({"limits": [OF_A_DAY, {"credits": "1", "window": "x"}]}, 400, "invalid_parameter", "limits[1].window", "day"),
     ({"expires_at": "2026-11-20T12:00:00Z"}, 400, "invalid_parameter", "expires_at", "later than now"),
     ({"expires_at": "1970-01-01"}, 400, "invalid_parameter", "expires_at", "later than now"),
     ({"expires_at": "tomorrow"}, 400, "invalid_parameter", "expires_at", "RFC 3339"),
@@ -131,6 +138,18 @@ async def test_a_change_names_only_what_was_sent(api: Api) -> None:
         ({"max_credits_per_task": "0.5"}, ChangeApiKey(api.key_id, {"max_credits_per_task_micro": 500_000})),
         ({"max_credits_per_task": None}, ChangeApiKey(api.key_id, {"max_credits_per_task_micro": None})),
         ({"limit": OF_A_DAY}, ChangeApiKey(api.key_id, {}, Limit(5_000_000, "day"))),
+        ({"limits": [OF_A_DAY]}, ChangeApiKey(api.key_id, {}, Limit(5_000_000, "day"))),
+        ({"limits": []}, ChangeApiKey(api.key_id, {}, None)),
+        ({"limits": None}, ChangeApiKey(api.key_id, {}, None)),
+        (
+            {"limits": [{"credits": "9", "window": "week"}, OF_A_DAY, OF_A_DAY | {"models": [MODEL]}]},
+            ChangeApiKey(
+                api.key_id,
+                {},
+                Limit(9_000_000, "week"),
+                (Limit(5_000_000, "day"), Limit(5_000_000, "day", (MODEL,))),
+            ),
+        ),
     ):
         response = await api.as_session("PATCH", path, json=body)
         assert (response.status_code, response.json()["api_key_id"]) == (200, api.key_id)
@@ -159,6 +178,44 @@ async def add_usage(api: Api, request_id: str, *, key_id: str, open_micro: int) 
             opened_number=1,
         )
     )
+
+
+async def test_what_is_spent_of_each_limit_of_a_key_is_shown(api: Api) -> None:
+    """Of further limits what was captured is in the totals of days, also if no process has served the account."""
+    today = api.now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    more = [
+        {"credits_micro": 5_000_000, "window": "day"},
+        {"credits_micro": 6_000_000, "window": "month", "models": ["other/*"]},
+        {"credits_micro": 7_000_000, "window": "week", "models": ["studio/*"]},
+    ]
+    row = {"limit_micro": 9_000_000, "limit_window": "total", "captured_micro": 4_000_000}
+    await api.add_key(api.account_id, "key_1", more_limits=more, **row)
+    await add_usage(api, "task_1", key_id="key_1", open_micro=250_000)
+    total = {
+        "account_id": api.account_id,
+        "end_user_by": "",
+        "span_s": 86_400,
+        "status": "succeeded",
+        "end_user": "",
+    }
+    for days, model, key_id in (
+        (0, MODEL, "key_1"),
+        (1, MODEL, "key_1"),
+        (1, "other/x", "key_1"),
+        (0, MODEL, "key_2"),
+    ):
+        of_day = {"start_at": today - timedelta(days=days), "model": model, "api_key_id": key_id}
+        await api.write(tables.usage_totals.insert().values(count=1, cost_micro=1_000_000, **of_day, **total))
+    [shown] = [key for key in (await api.as_session("GET", KEYS)).json()["data"] if key["api_key_id"] == "key_1"]
+    assert (shown["limit"], shown["spent"]) == ({"credits": "9.00", "window": "total"}, "4.25")
+    found = [(each["window"], each["models"], each["credits"], each["spent"]) for each in shown["limits"]]
+    assert found == [
+        ("day", None, "5.00", "1.25"),
+        ("week", ["studio/*"], "7.00", "2.25"),
+        ("month", ["other/*"], "6.00", "1.00"),
+        ("total", None, "9.00", "4.25"),
+    ]
+    assert [each["resets_at"] is None for each in shown["limits"]] == [False, False, False, True]
 
 
 async def test_what_is_spent_is_captured_and_held_in_the_current_window(api: Api) -> None:

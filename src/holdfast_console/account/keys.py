@@ -7,9 +7,11 @@ from typing import Final
 
 from holdfast.http.endpoints.api_keys import (
     AccountLimitList,
+    ApiKeyBody,
     ApiKeyList,
     ApiKeyRevokedBody,
     ApiKeySecret,
+    KeyLimit,
     change_api_key,
     create_api_key,
     list_api_keys,
@@ -71,6 +73,7 @@ async def keys(visit: Visit) -> ViewResult:
         "names": {key.api_key_id: key.name for key in listed},
         "makers": {key.created_by for key in listed},
         "keys": [key for key in listed if shows_all or key.revoked_at is None],
+        "limits_of": {key.api_key_id: {each.window: each.credits for each in _of_form(key)} for key in listed},
         "revoked": sum(key.revoked_at is not None for key in listed),
         "shows_all": shows_all,
         "scopes": SCOPE_WORDS,
@@ -103,8 +106,14 @@ async def create(visit: Visit) -> ViewResult:
 
 @view(f"{KEYS}/{{api_key_id}}/change", method="POST")
 async def change(visit: Visit) -> ViewResult:
-    """Change a key's name, expiry, models and limit."""
-    changed, _ = await visit.submit(change_api_key, fields=_terms(visit))
+    """Change a key's name, expiry, models and limits. Those for some models alone, which no form has, stay."""
+    found = await visit.read(list_api_keys, ApiKeyList)
+    keys = [] if isinstance(found, Refusal) else found.data
+    [limits] = [each.limits for each in keys if each.api_key_id == visit.path["api_key_id"]] or [[]]
+    kept = [
+        {"credits": each.credits, "window": each.window, "models": each.models} for each in limits if each.models
+    ]
+    changed, _ = await visit.submit(change_api_key, fields=_terms(visit, kept))
     return changed if isinstance(changed, Refusal) else _done("The key is changed.")
 
 
@@ -133,26 +142,33 @@ async def revoke(visit: Visit) -> ViewResult:
 @view(f"{KEYS}/limits", method="POST")
 async def change_limits(visit: Visit) -> ViewResult:
     """Replace the limits of the whole account."""
-    limits = [{"credits": visit.form[window], "window": window} for window in WINDOWS if window in visit.form]
-    done, _ = await visit.submit(set_limits, fields={"limits": limits}, path={})
+    done, _ = await visit.submit(set_limits, fields={"limits": _limits(visit)}, path={})
     return done if isinstance(done, Refusal) else _done("The account's limits are set.")
 
 
-def _agent_preset(models: Sequence[str]) -> tuple[str, ...]:
+def _of_form(key: ApiKeyBody) -> list[KeyLimit]:
+    """Return the limits of a key that its form has."""
+    return [each for each in key.limits if not each.models]
+
+
+def _limits(visit: Visit) -> list[dict[str, object]]:
+    return [{"credits": visit.form[window], "window": window} for window in WINDOWS if window in visit.form]
+
+
+def _agent_preset(models: Sequence[str]) -> tuple[object, ...]:
     """Return the first values of the form for an agent's key: a limit a day, a cap on each task, and models."""
-    return "agent", ", ".join(models) if len(models) <= AGENT_MODELS_MAX else "", "", "5.00", "day", "0.50"
+    return "agent", ", ".join(models) if len(models) <= AGENT_MODELS_MAX else "", "", {"day": "5.00"}, "0.50"
 
 
-def _terms(visit: Visit) -> dict[str, object]:
+def _terms(visit: Visit, kept: Sequence[dict[str, object]] = ()) -> dict[str, object]:
     """Return the fields of a key's form as the endpoints take them. What is left empty has no bound."""
     form = visit.form
     models = [text.strip() for text in form.get("models", "").split(",") if text.strip()]
-    limited = "credits" in form
     return {
         "name": form.get("name", ""),
         "expires_at": f"{form['expires_at']}T00:00:00Z" if "expires_at" in form else None,
         "models": models or None,
-        "limit": {"credits": form["credits"], "window": form.get("window", "")} if limited else None,
+        "limits": [*_limits(visit), *kept],
         "max_credits_per_task": form.get("max_credits_per_task"),
     }
 

@@ -23,7 +23,6 @@ from holdfast.actors.account.messages import (
     BeginAttempt,
     ChangeApiKey,
     ChangeEmail,
-    ChangeKeyLimits,
     CloseAccount,
     CreateApiKey,
     CreateOrder,
@@ -111,7 +110,6 @@ AccountCommand: TypeAlias = (
     | Recharge
     | CreateApiKey
     | ChangeApiKey
-    | ChangeKeyLimits
     | RevokeApiKey
     | RevokeWithMade
     | RecordKeyUse

@@ -10,7 +10,6 @@ from typing import Any, Final, TypeAlias, TypeVar, get_args
 
 from holdfast.actors.account.messages import (
     ChangeApiKey,
-    ChangeKeyLimits,
     CreateApiKey,
     CreateOrder,
     DeleteWebhook,
@@ -109,10 +108,7 @@ ByKey: TypeAlias = (
 )
 """Asked for by the API key ``by``, which must be usable when it is decided, and have the scope ``scope``."""
 
-_BY_KEY: Final = {
-    **{each.__base__: each for each in get_args(ByKey) if each is not NoteChange},
-    ChangeKeyLimits: ChangeApiKeyByKey,
-}
+_BY_KEY: Final = {each.__base__: each for each in get_args(ByKey) if each is not NoteChange}
 
 
 def by_key(command: Command[T], key_id: str, scope: str) -> Command[T]:

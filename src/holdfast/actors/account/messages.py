@@ -157,15 +157,6 @@ class ChangeApiKey(Command[None], frozen=True):
     more_limits: tuple[Limit, ...] = ()
 
 
-class ChangeKeyLimits(ChangeApiKey, frozen=True):
-    """Change an API key that gets more limits than one, or others than one for all models.
-
-    It is a command of its own because a process of the release before would ignore ``more_limits``.
-    """
-
-    is_idempotent: ClassVar[bool] = True
-
-
 class RevokeApiKey(Command[ApiKeyRevokedRow], frozen=True):
     """Revoke an API key at once. Reply: the row that was written."""
 

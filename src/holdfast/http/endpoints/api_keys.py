@@ -12,7 +12,6 @@ from sqlalchemy import Connection
 
 from holdfast.actors.account.messages import (
     ChangeApiKey,
-    ChangeKeyLimits,
     CreateApiKey,
     RevokeApiKey,
     RevokeWithMade,
@@ -334,7 +333,9 @@ async def change_api_key(call: Call) -> Outcome:
         return _not_found(key_id)
     if key.revoked_at is not None:
         return Refusal(code="api_key_revoked", message=f"The API key {shown(key_id)} was revoked.")
-    changed = await call.act(_changed(key_id, *given))
+    changes, limits = given
+    of_key = (limits, ()) if limits is msgspec.UNSET else _in_row(limits)
+    changed = await call.act(ChangeApiKey(key_id, changes, *of_key))
     if isinstance(changed, Refusal):
         return changed
     keys = await call.read(partial(shown_api_keys, account_id=account_id, now=call.deps.now()))
@@ -489,15 +490,6 @@ def _in_row(limits: Iterable[Limit]) -> tuple[Limit | None, tuple[Limit, ...]]:
     in_order = sorted(limits, key=_in_order)
     found = next((each for each in reversed(in_order) if not each.models), None)
     return found, tuple(each for each in in_order if each is not found)
-
-
-def _changed(
-    key_id: str, changes: KeyChanges, limits: tuple[Limit, ...] | msgspec.UnsetType
-) -> ChangeApiKey | ChangeKeyLimits:
-    if limits is msgspec.UNSET:
-        return ChangeApiKey(key_id, changes)
-    limit, more = _in_row(limits)
-    return ChangeKeyLimits(key_id, changes, limit, more) if more else ChangeApiKey(key_id, changes, limit)
 
 
 def read_limit_window(window: str, param: str) -> LimitWindow | Refusal:
