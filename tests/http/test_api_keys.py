@@ -188,7 +188,7 @@ async def test_what_is_spent_of_each_limit_of_a_key_is_shown(api: Api) -> None:
         {"credits_micro": 6_000_000, "window": "month", "models": ["other/*"]},
         {"credits_micro": 7_000_000, "window": "week", "models": ["studio/*"]},
     ]
-    row = {"limit_micro": 9_000_000, "limit_window": "total", "captured_micro": 4_000_000}
+    row: dict[str, Any] = {"limit_micro": 9_000_000, "limit_window": "total", "captured_micro": 4_000_000}
     await api.add_key(api.account_id, "key_1", more_limits=more, **row)
     await add_usage(api, "task_1", key_id="key_1", open_micro=250_000)
     total = {

@@ -110,10 +110,7 @@ async def change(visit: Visit) -> ViewResult:
     found = await visit.read(list_api_keys, ApiKeyList)
     keys = [] if isinstance(found, Refusal) else found.data
     [limits] = [each.limits for each in keys if each.api_key_id == visit.path["api_key_id"]] or [[]]
-    kept = [
-        {"credits": each.credits, "window": each.window, "models": each.models} for each in limits if each.models
-    ]
-    changed, _ = await visit.submit(change_api_key, fields=_terms(visit, kept))
+    changed, _ = await visit.submit(change_api_key, fields=_terms(visit, [each for each in limits if each.models]))
     return changed if isinstance(changed, Refusal) else _done("The key is changed.")
 
 
@@ -160,7 +157,7 @@ def _agent_preset(models: Sequence[str]) -> tuple[object, ...]:
     return "agent", ", ".join(models) if len(models) <= AGENT_MODELS_MAX else "", "", {"day": "5.00"}, "0.50"
 
 
-def _terms(visit: Visit, kept: Sequence[dict[str, object]] = ()) -> dict[str, object]:
+def _terms(visit: Visit, kept: Sequence[KeyLimit] = ()) -> dict[str, object]:
     """Return the fields of a key's form as the endpoints take them. What is left empty has no bound."""
     form = visit.form
     models = [text.strip() for text in form.get("models", "").split(",") if text.strip()]
@@ -168,7 +165,10 @@ def _terms(visit: Visit, kept: Sequence[dict[str, object]] = ()) -> dict[str, ob
         "name": form.get("name", ""),
         "expires_at": f"{form['expires_at']}T00:00:00Z" if "expires_at" in form else None,
         "models": models or None,
-        "limits": [*_limits(visit), *kept],
+        "limits": [
+            *_limits(visit),
+            *({"credits": each.credits, "window": each.window, "models": each.models} for each in kept),
+        ],
         "max_credits_per_task": form.get("max_credits_per_task"),
     }
 
