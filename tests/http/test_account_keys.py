@@ -165,9 +165,7 @@ async def test_a_key_is_changed_paused_and_revoked(api: Api, owner: AccountReade
     assert api.accounts.asked[-1][1] == RevokeApiKey(key_id=api.key_id)
 
 
-async def test_the_form_of_a_key_changes_its_windows_and_keeps_its_limits_for_models(
-    api: Api, owner: AccountReader
-) -> None:
+async def test_the_form_of_a_key_keeps_its_limits_for_models(api: Api, owner: AccountReader) -> None:
     more: list[dict[str, Any]] = [{"credits_micro": 2_000_000, "window": "day"}]
     more.append({"credits_micro": 1_000_000, "window": "total", "models": ["studio/*"]})
     limits: dict[str, Any] = {"limit_micro": 9_000_000, "limit_window": "week", "more_limits": more}

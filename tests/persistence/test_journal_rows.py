@@ -18,6 +18,7 @@ from holdfast.ledger.alerts.account_events import AccountDisabled
 from holdfast.ledger.alerts.alerts import Alerts
 from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.clock import utc_now
+from holdfast.ledger.credit.limits import Limit
 from holdfast.ledger.credit.operations import NewLot, OperationKind
 from holdfast.ledger.orders.top_ups import AutoTopUp
 from holdfast.persistence.journal.statements import STATEMENTS, WRITTEN_KINDS, RowStatement
@@ -42,6 +43,7 @@ from holdfast.persistence.records.rows import (
     AccountRow,
     ApiKeyLimitRow,
     ApiKeyMakersRow,
+    ApiKeyMoreLimitsRow,
     ApiKeyRecord,
     ApiKeyRevokedRow,
     ApiKeyRow,
@@ -219,6 +221,7 @@ def hostile_values(t: Any, i: int) -> list[Any]:
         ApiKeyUsedRow(a, f"key{i}{t}", later),
         ApiKeyTermsRow(a, f"key{i}{t}", KeyTerms(t + "!", (), ("", t, '{"'), later, is_paused=True)),
         ApiKeyLimitRow(a, f"key{i}{t}", 2**40, "week", later, n),
+        ApiKeyMoreLimitsRow(a, f"key{i}{t}", (Limit(n, "day", (t, '{"', "\\")), Limit(2**40, "total"))),
         AccountLimitRow(a, "month", None, 2**40, later, n),
         ApiKeyRevokedRow(a, f"key{i}{t}", later),
         CouponGrantedRow(a, f"cpn{i}{t}", later),

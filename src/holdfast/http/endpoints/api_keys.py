@@ -111,9 +111,7 @@ class ApiKeyChange(msgspec.Struct, frozen=True):
     models: KeyModels | msgspec.UnsetType | None = msgspec.UNSET
     """The models that new tasks may use: ids, or all of a provider as `studio/*`; null: every model."""
     limit: LimitGiven | msgspec.UnsetType | None = msgspec.UNSET
-    """What the key may spend, with what it has spent in the window already, instead of all its `limits`; null: as
-    much as the account has.
-    """
+    """What the key may spend, with what it has spent already, instead of all its `limits`; null: any amount."""
     limits: KeyLimits | msgspec.UnsetType | None = msgspec.UNSET
     """All of its limits, instead of `limit`; null or empty: it may spend as much as the account has."""
     max_credits_per_task: AmountGiven | msgspec.UnsetType | None = msgspec.UNSET
@@ -139,9 +137,7 @@ class KeyLimit(msgspec.Struct, frozen=True):
     models: list[str] | None
     """The models that it is for, with `/*` for all of a provider; null: every model."""
     spent: Amount | None
-    """What is captured and held for those tasks of the key that were created in the current window; null of a
-    revoked key.
-    """
+    """What is captured and held for such tasks created in the current window; null of a revoked key."""
     resets_at: Time | None
     """When the current window ends; null for `total`, and of a revoked key."""
 

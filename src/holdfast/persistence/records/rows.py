@@ -118,8 +118,7 @@ class AccountChangeRow(JournaledRow, frozen=True):
 class ApiKeyRecord(NamedTuple):
     """An API key without its secret; it may be revoked.
 
-    ``captured_micro`` is what was captured of the holds of the limit's window that began at ``window_start``. Of
-    ``more_limits``, written as JSON, it is in the usage totals.
+    ``captured_micro`` was captured of the holds of the limit's window since ``window_start``, not of ``more_limits``.
     """
 
     account_id: str
@@ -138,9 +137,8 @@ class ApiKeyRecord(NamedTuple):
     @property
     def limits(self) -> tuple[Limit, ...]:
         """All limits of the key."""
-        if self.limit_micro is None or self.limit_window is None:
-            return self.more_limits
-        return (Limit(self.limit_micro, self.limit_window), *self.more_limits)
+        micro, window = self.limit_micro, self.limit_window
+        return self.more_limits if micro is None or not window else (Limit(micro, window), *self.more_limits)
 
 
 class ApiKeyRow(JournaledRow, frozen=True):
