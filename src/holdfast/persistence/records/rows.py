@@ -118,7 +118,7 @@ class AccountChangeRow(JournaledRow, frozen=True):
 class ApiKeyRecord(NamedTuple):
     """An API key without its secret; it may be revoked.
 
-    ``captured_micro`` was captured of the holds of the limit's window since ``window_start``, not of ``more_limits``.
+    ``captured_micro`` was captured of the holds of the limit's window from ``window_start``, not of the others.
     """
 
     account_id: str
