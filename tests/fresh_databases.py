@@ -79,10 +79,7 @@ class FreshDatabases:
         """The URL of an empty database."""
         if self._free:
             return on_database(self._server_url, self._free.pop())
-        url = self.copy(on_database(self._server_url, self._template))
-        with psycopg.connect(url) as connection:
-            connection.execute(_BEGIN_RECEIPTS)
-        return url
+        return self.copy(on_database(self._server_url, self._template))
 
     def copy(self, url: str) -> str:
         """The URL of a copy of a database, to which nothing else may be connected."""
@@ -90,7 +87,11 @@ class FreshDatabases:
         if connection is not None:
             connection.close()
         # Without fsync the checkpoint before a copy of files costs less than logging each page.
-        return on_database(self._server_url, self._create(f" template {_name(url)} strategy file_copy"))
+        copied = on_database(self._server_url, self._create(f" template {_name(url)} strategy file_copy"))
+        with psycopg.connect(copied, autocommit=True) as connection:
+            # The audit expects receipts of money that has moved long ago: the history may be older by now.
+            connection.execute("update receipt_series set begun_at = now()")
+        return copied
 
     def give_back(self, url: str) -> None:
         """Empty a database for the next test, after closing its other connections."""
