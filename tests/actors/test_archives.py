@@ -100,13 +100,10 @@ async def test_contents_beyond_the_bound_and_those_that_are_gone_are_named(
     large = await add_file(database, store, account_id, b"large" * 100, clock)
     gone = await add_file(database, store, account_id, b"gone", clock)
     await add_file(database, store, other_id, b"of another", clock)
-    for owner in (account_id, other_id):
-        event = PaymentEventRow(
-            "card", f"evt_{owner}", owner, None, "charge.updated", clock(), "ignored", b'{"name": "Ada"}'
-        )
-        await database.work(
-            lambda rows, event=event: rows.execute(payment_events.insert().values(msgspec.structs.asdict(event)))
-        )
+    given = ("charge.updated", clock(), "ignored", b'{"name": "Ada"}')
+    said = [PaymentEventRow("card", f"evt_{owner}", owner, None, *given) for owner in (account_id, other_id)]
+    values = [msgspec.structs.asdict(each) for each in said]
+    await database.work(lambda rows: rows.execute(payment_events.insert().values(values)))
     await store.delete(asset_key(hashlib.sha256(b"gone").hexdigest(), "bin"))
     await asked(database, account_id, clock)
     assert await new_worker(contents_bytes_max=100).make_next() is True
