@@ -114,7 +114,7 @@ async def test_old_lines_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_lines_of_a_time_and_the_newest_of_too_many() -> None:
     ring = LineRing(10_000_000, 600)
-    for number in range(3 * AT_ONCE):
+    for number in range(6 * AT_ONCE):
         ring.append(line(number, "odd" if number % 2 else "even"))
     few = await ring.find(["odd"], **ALWAYS, limit=3)
     assert [json.loads(each)["event"] for each in few.lines] == ["odd-2999", "odd-2997", "odd-2995"]
