@@ -48,7 +48,8 @@ def test_an_unread_pipe_blocks_no_writer_and_its_loss_is_shown(pipe: tuple[int, 
     for _ in range(count):
         writer.write(line)
     assert not writer.flush(0.05)
-    received, written, losses = b"", 0, []
+    received, written = b"", 0
+    losses: list[int] = []
     # More than one line of losses, if the thread began to write before the last line came.
     while written + sum(losses) < count:
         received += os.read(pipe[0], READ_BYTES)
