@@ -220,6 +220,7 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         ),
         "find_account": Good(query={"email": spared.email}),
         "find": Good(query={"q": spared.email}),
+        "follow": Good(query={"id": spared.email}),
         "adjust_credit": Good({"amount": "1.00", "reason": "a gift"}, headers={"Idempotency-Key": "gift"}),
         "grant_credit": Good({"amount": "1.00", "reason": "a gift"}, headers={"Idempotency-Key": "grant"}),
         "void_credit_lot": Good({"reason": "a mistake"}, headers={"Idempotency-Key": "void"}),
