@@ -157,7 +157,7 @@ async def test_no_key_gains_anything_by_making_keys(shared_service: Service) -> 
         ok(await mine.call("PATCH", f"{KEYS}/{child.key_id}", {"limit": DAY}))
         # It gave all that it had. No key changes itself, its maker, or what others have made.
         error = refused(await mine.call("POST", KEYS, {**bounds, "limit": DAY}), 403, "exceeds_calling_key")
-        assert error["message"].endswith("0.00 is left of its limit of 0.00 (day).")
+        assert error["message"].endswith("0.00 is left of its limit of 0.00 a day.")
         for by, target in ((mine, mine), (child, mine), (child, child), (mine, owners), (owners, mine)):
             for method, body in (("PATCH", {"limit": None}), ("PATCH", {"name": "x"}), ("DELETE", None)):
                 tried = await by.call(method, f"{KEYS}/{target.key_id}", body)
