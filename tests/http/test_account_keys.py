@@ -23,6 +23,7 @@ from holdfast.actors.account.messages import (
     RevokeWithMade,
     SetLimits,
 )
+from holdfast.http.endpoints.api_keys import list_api_keys
 from holdfast.ledger.api_keys import ALL_SCOPES
 from holdfast.ledger.credit.limits import Limit
 from holdfast.ledger.refusals import Refusal
@@ -32,6 +33,7 @@ from holdfast.persistence.records.rows import AccountChange, AccountChangeRow, A
 from holdfast_console.account.history import WORDS
 from holdfast_console.account.keys import SCOPE_WORDS
 from holdfast_console.account.samples import create_samples
+from holdfast_console.views import Visit
 
 from .page_reader import check_headers, message_of
 from .test_account_pages import HOSTILE, WEBHOOK_ID, AccountReader, owner
@@ -184,6 +186,23 @@ async def test_the_form_of_a_key_keeps_its_limits_for_models(api: Api, owner: Ac
     assert isinstance(command, ChangeApiKey)
     assert command.limit == Limit(20_000_000, "month")
     assert command.more_limits == (Limit(3_000_000, "day"), Limit(1_000_000, "total", ("studio/*",)))
+
+
+async def test_limits_for_models_are_not_lost_when_they_cannot_be_read(
+    api: Api, owner: AccountReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Visit.read
+
+    async def read_no_keys(visit: Visit, handler: Any, *given: Any, **named: Any) -> Any:
+        return STOPPED if handler is list_api_keys else await read(visit, handler, *given, **named)
+
+    form = await form_of(owner, KEYS)
+    monkeypatch.setattr(Visit, "read", read_no_keys)
+    api.accounts.answer = ()
+    sent = await owner.send(f"{KEYS}/{api.key_id}/change", **form, name="k", day="3")
+    assert sent.status_code == 409, sent.text
+    assert STOPPED.message in sent.text
+    assert api.accounts.asked == []
 
 
 async def test_limits_of_the_account_are_replaced_as_one(api: Api, owner: AccountReader) -> None:

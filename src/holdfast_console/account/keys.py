@@ -108,8 +108,9 @@ async def create(visit: Visit) -> ViewResult:
 async def change(visit: Visit) -> ViewResult:
     """Change a key's name, expiry, models and limits. Those for some models alone, which no form has, stay."""
     found = await visit.read(list_api_keys, ApiKeyList)
-    keys = [] if isinstance(found, Refusal) else found.data
-    [limits] = [each.limits for each in keys if each.api_key_id == visit.path["api_key_id"]] or [[]]
+    if isinstance(found, Refusal):
+        return found
+    [limits] = [each.limits for each in found.data if each.api_key_id == visit.path["api_key_id"]] or [[]]
     changed, _ = await visit.submit(change_api_key, fields=_terms(visit, [each for each in limits if each.models]))
     return changed if isinstance(changed, Refusal) else _done("The key is changed.")
 

@@ -274,8 +274,8 @@ def configure_logging(
 
     Lines go to ``stream`` (default: standard error), or ``in_thread`` to the descriptor of standard error by a
     thread, so that no part waits for its reader. ``worker`` is the number of this process in every line; so many
-    ``processes`` share the lines of tasks' events. The newest
-    lines are kept in ``memory_bytes``, for ``memory_s``. Raises ValueError for an unknown ``level``.
+    ``processes`` share the lines of tasks' events. The newest lines are kept in ``memory_bytes``, for ``memory_s``.
+    Raises ValueError for an unknown ``level``.
     """
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
