@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import trio
 
@@ -51,24 +51,24 @@ class Newest(OrderedDict[K, V]):
             self.popitem(last=False)
 
 
-class Unanswered(Newest[K, deque[tuple[float, str]]]):
+class Unanswered(Newest[K, deque[tuple[float, V]]]):
     """Requests without a result, by what their resends have in common; each counts once, and for ``for_s``."""
 
     def __init__(self, for_s: float) -> None:
         super().__init__()
         self._for_s = for_s
 
-    def add(self, common: K, request: str = "") -> None:
+    def add(self, common: K, request: V) -> None:
         """Add a request, of which a resend needs to know what is given."""
-        self[common] = requests = self.get(common, deque[tuple[float, str]](maxlen=KEPT_MAX))
+        self[common] = requests = self.get(common, deque[tuple[float, V]](maxlen=KEPT_MAX))
         now = trio.current_time()
         while requests and requests[0][0] <= now:
             requests.popleft()
         requests.append((now + self._for_s, request))
 
-    def take(self, common: K) -> str | None:
+    def take(self, common: K) -> V | None:
         """Return the oldest request that still counts, and forget it; None if there is none."""
-        requests, now = self.pop(common, deque[tuple[float, str]]()), trio.current_time()
+        requests, now = self.pop(common, deque[tuple[float, V]]()), trio.current_time()
         while requests:
             until, request = requests.popleft()
             if until > now:
@@ -93,10 +93,21 @@ class Resend:
 
     group: str
     number: int
-    was_refused: bool = False
-    """Whether a refusal of the attempt before was taken for its own."""
+    acts_as: int = field(init=False)
+    """Its number; or, if a refusal of the attempt before was taken for its own, what that one acted as."""
     outwaited: set[str] = field(default_factory=set)
     """Tasks of other requests: after a later attempt had joined them, this one's client was still there."""
+
+    def __post_init__(self) -> None:
+        self.acts_as = self.number
+
+
+class Refused(NamedTuple):
+    """An attempt that joined no task and is not known to have created one."""
+
+    acted_as: int
+    key: str
+    """The key of its reply, if its create was decided after all."""
 
 
 def group_of(call: Call, content: bytes) -> str:
@@ -113,9 +124,9 @@ class RequestAttempts:
         """By task, the highest number of an attempt that created or joined it."""
         self._served = Newest[str, None]()
         """Tasks that a request waits for, or was answered with."""
-        self._refused = Unanswered[tuple[str, int]](REFUSED_S)
+        self._refused = Unanswered[tuple[str, int], Refused](REFUSED_S)
         """By group and number."""
-        self._lost = Unanswered[str](LOST_S)
+        self._lost = Unanswered[str, str](LOST_S)
         """By group, the Idempotency-Keys of requests whose clients do not number their attempts."""
 
     @contextmanager
@@ -179,29 +190,44 @@ class RequestAttempts:
         """Note that an attempt created the task, or joined it."""
         self._joined[request_id] = attempt
 
-    def refuse(self, group: str, attempt: int) -> None:
-        """Note that an attempt was refused, so that its client may send the next one without having a task."""
-        self._refused.add((group, attempt))
+    def refuse(self, resend: Resend, key: str) -> None:
+        """Note that an attempt has no task, unless a reply with that key says so; its client may send the next."""
+        self._refused.add((resend.group, resend.number), Refused(resend.acts_as, key))
 
-    def must_outwait(self, resend: Resend, tasks: list[str]) -> bool:
+    def must_outwait(self, resend: Resend, tasks: Iterable[str]) -> bool:
         """Whether a later attempt created or joined one of these tasks, which is then noted as outwaited."""
-        later = {each for each in tasks if self._joined.get(each, 0) > resend.number} - resend.outwaited
+        later = {each for each in tasks if self._number(each) > resend.number} - resend.outwaited
         resend.outwaited |= later
         return bool(later)
 
-    def choose(self, resend: Resend, newest_first: list[str]) -> str | None:
+    def choose(self, resend: Resend, newest_first: Mapping[str, str]) -> str | None:
         """Return the task of its group that an attempt is to join, so that it has its number; None: a new one.
 
+        The tasks are given by the keys of the replies that say so.
+
         1. A task that this number or a higher one has joined belongs to another request.
-        2. If a request waits for, or was answered with, each of the others, and the attempt before was refused
-           here, this is most likely the resend of that one, and has no task. A refusal counts for one resend.
-        3. Otherwise it joins one of the others: with the highest number; of these, one that no request waits for or
-           was answered with, since a client that sends again was not answered; of these, the newest.
+        2. Of the others it joins one with the highest number; of these, one that no request waits for or was
+           answered with, since a client that sends again was not answered; of these, the newest.
+        3. If there is none but such that requests wait for or were answered with, and the attempt before was
+           refused here, this is most likely the resend of that one, which chooses as the refused attempt would
+           have: after a first one it has no task. A refusal counts for one resend. If the refused attempt had
+           created a task after all, this chooses as the attempt that has joined that task, or as a second one.
         """
-        free = [each for each in newest_first if self._joined.get(each, 0) < resend.number]
-        if all(each in self._served for each in free):
-            before = (resend.group, resend.number - 1)
-            resend.was_refused = resend.was_refused or self._refused.take(before) is not None
-            if resend.was_refused:
-                return None
-        return max(free, key=lambda each: (self._joined.get(each, 0), each not in self._served), default=None)
+        while True:
+            before = (resend.group, resend.acts_as - 1)
+            free = [each for each in newest_first.values() if self._number(each) < resend.acts_as]
+            chosen = max(free, key=lambda each: (self._number(each), each not in self._served), default=None)
+            if chosen is not None and chosen not in self._served:
+                if self._number(chosen) < resend.acts_as - 1:
+                    # Nothing has the number of the attempt before, so if one was refused it was this request's.
+                    self._refused.take(before)
+                return chosen
+            refused = self._refused.take(before)
+            if refused is None:
+                return chosen
+            created = newest_first.get(refused.key)
+            acted_as = refused.acted_as if created is None else max(1, self._number(created))
+            resend.acts_as = min(resend.acts_as, acted_as)
+
+    def _number(self, request_id: str) -> int:
+        return self._joined.get(request_id, 0)

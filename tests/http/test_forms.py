@@ -14,7 +14,9 @@ from sqlalchemy import update
 from tests.clients import ok, refused
 
 from holdfast.actors.account.messages import CreateTask, TaskAccepted
+from holdfast.http.kit.credentials import KnownKey, digest
 from holdfast.http.kit.forms import Form, FormFile, is_form
+from holdfast.ledger.api_keys import SCOPES
 from holdfast.ledger.catalog.input_schema import InputSchema
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.claims.files import UPLOAD_S, ExpiredFile, files_total, sweep_files
@@ -109,6 +111,26 @@ async def test_a_form_without_files_needs_no_room_for_them(api: Api) -> None:
     assert created(api).request.input["prompt"] == "waves"
     wanted = (part("model", b"studio/edit-1"), part("image", PNG, "a.png"))
     refused(await send(api, "/v1/images/edits", *wanted), 409, "file_limit_reached")
+
+
+async def test_a_form_without_files_reads_no_row_for_a_known_key(api: Api) -> None:
+    api.know_key()
+    api.accounts.answer = NOT_DONE
+    await send(api, "/v1/videos", MODEL, PROMPT)
+    assert created(api).request.input["prompt"] == "waves"
+    assert api.rows.reads == 0
+
+
+async def test_a_key_that_was_revoked_since_it_was_read_stores_no_file(api: Api) -> None:
+    key = await api.add_key(api.account_id, "key_gone", revoked_at=api.now)
+    known = KnownKey(api.account_id, "key_gone", frozenset(SCOPES))
+    api.deps.access.key_cache.put(digest(key.secret), known)
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    for last in (part("input_reference", PNG, "a.png"), PROMPT):
+        sent = MODEL + PROMPT + last + b"--x--\r\n"
+        response = await api.call("POST", "/v1/videos", content=sent, headers=headers, credential=key.secret)
+        refused(response, 401, "invalid_api_key")
+    assert ok(await api.as_key("GET", "/v2/files"))["data"] == []
 
 
 def test_the_boundary_and_the_names_of_files_make_no_difference() -> None:

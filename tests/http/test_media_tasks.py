@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+import trio
 from tests.clients import refused
 
 from holdfast.actors.account.messages import CreateTask, RefuseTask, TaskAccepted
@@ -16,7 +17,9 @@ from holdfast.http.kit.bodies import fingerprint
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import HostingState, OutputItem, Review
 from holdfast.persistence.records import tables
+from holdfast.persistence.server.lookups import GroupedLookups
 
+from .fake_rows import AwayRows
 from .identities import KEY, NOW
 
 if TYPE_CHECKING:
@@ -161,6 +164,40 @@ async def test_a_key_seen_for_the_first_time_is_read_once(api: Api) -> None:
     for _ in range(3):
         assert (await api.as_key("POST", CREATE, json=POSTER)).status_code == 200
     assert api.rows.reads == 1
+
+
+async def test_a_key_that_many_requests_bring_at_once_is_read_once(api: Api) -> None:
+    api.accounts.answer = accept
+    statuses: list[int] = []
+
+    async def create() -> None:
+        statuses.append((await api.as_key("POST", CREATE, json=POSTER)).status_code)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(50):
+            nursery.start_soon(create)
+    assert statuses == [200] * 50
+    assert api.rows.reads == 1
+
+
+async def test_a_key_whose_reading_fails_is_read_by_those_that_waited(api: Api) -> None:
+    api.accounts.answer = accept
+    statuses: list[int] = []
+
+    async def create() -> None:
+        statuses.append((await api.as_key("POST", CREATE, json=POSTER)).status_code)
+
+    reads = iter([AwayRows().read])
+
+    async def read(query: Any, /) -> Any:
+        await trio.lowlevel.checkpoint()
+        return await next(reads, api.rows.read)(query)
+
+    api.change(lookups=GroupedLookups(read))
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(create)
+    assert sorted(statuses) == [200] * 4 + [503]
 
 
 async def test_create_requires_a_live_key_that_may_write(api: Api) -> None:

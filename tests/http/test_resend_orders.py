@@ -8,6 +8,7 @@ hung up; it sees that within a second of when it runs and has read the request, 
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from holdfast.actors.account.messages import BeginAttempt, RequestAttempt, TaskAccepted
+from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown, Unavailable
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.credentials import KnownKey
 from holdfast.http.schemas.tasks import CreateTaskRequest
@@ -38,8 +40,12 @@ WANTED = CreateTaskRequest("a model", {})
 SEEN_S = resent_creates.HANG_UP_S * 0.9
 BUSY = Refusal(code="concurrency_limit_exceeded", message="Too many tasks are in flight.")
 
-Fate = Literal["answered", "lost", "missed", "refused"]
-"""The request is lost on its way; or its answer is; or the account refuses it for now."""
+Fate = Literal["answered", "lost", "missed", "refused", "busy", "away", "unknown"]
+"""The request is lost on its way; or its answer is; or the account refuses it for now; or its process does, before
+it asks the account; or the account is away; or what it has decided of a create is not learnt.
+"""
+NO_TASK: frozenset[Fate] = frozenset({"refused", "busy", "away", "unknown"})
+"""The client is told to send it again."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,7 @@ class World:
     refuses: bool = True
     processes: list[Process] = field(default_factory=lambda: [Process() for _ in range(PROCESSES)])
     tasks: list[tuple[datetime, str]] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
     begun: dict[str, tuple[str, datetime]] = field(default_factory=dict)
     served: set[int] = field(default_factory=set)
     got: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -107,8 +114,10 @@ class World:
     def now(self) -> datetime:
         return NOW + timedelta(seconds=trio.current_time())
 
-    def decide(self, request: int, command: BeginAttempt | RequestAttempt | None, fate: Fate) -> Any:
+    def decide(self, call: FakeCall, command: BeginAttempt | RequestAttempt | None) -> Any:
         """Decide a beginning, or a create of a request that knows of an attempt."""
+        if call.sent.fate == "away":
+            return Unavailable("it restarts")
         if isinstance(command, BeginAttempt):
             self.begun[command.attempt.group] = command.attempt.attempt_id, self.now()
             return None
@@ -116,22 +125,24 @@ class World:
         newest, _ = self.begun.get(command.group, (command.attempt_id, None))
         if self.refuses and newest != command.attempt_id:
             return SUPERSEDED
-        if fate == "refused":
+        if call.sent.fate == "refused":
             return BUSY
         self.tasks.append((self.now(), f"task_{len(self.tasks)}"))
-        self.served.add(request)
+        self.keys.append(call.request.id)
+        self.served.add(call.number)
         return TaskAccepted(self.tasks[-1][1], "quo_1", "queued", None, 1, "1 image")
 
     async def send(self, request: int, number: int, sent: Sent) -> bool:
-        """Send one attempt; return whether its client got an answer that it takes."""
+        """Send one attempt; return whether its client got a task."""
         if sent.fate == "lost":
             return False
+        got = len(self.got[request])
         hung_up, answered = trio.Event(), trio.Event()
         self.nursery.start_soon(self.handle, request, number, sent, hung_up, answered)
         with trio.move_on_after(sent.patience_s):
             await answered.wait()
         hung_up.set()
-        return answered.is_set() and sent.fate == "answered"
+        return len(self.got[request]) > got and sent.fate != "missed"
 
     async def handle(
         self, request: int, number: int, sent: Sent, hung_up: trio.Event, answered: trio.Event
@@ -150,7 +161,12 @@ class World:
 
             nursery.start_soon(watch)
             call = cast("Call", FakeCall(self, request, number, sent))
-            reply = await resent_creates.create_once(call, WANTED, number, resent_creates.CLIENT_TIMEOUT_S)
+            reply: str | Refusal | None = None
+            if sent.fate == "busy":
+                resent_creates.note_refused(call, number)
+            else:
+                with suppress(AskFault):
+                    reply = await resent_creates.create_once(call, WANTED, number, resent_creates.CLIENT_TIMEOUT_S)
             if isinstance(reply, str):
                 self.served.add(request)
                 with process.attempts.served(reply):
@@ -158,7 +174,7 @@ class World:
                     await process.runs()
                 if not hung_up.is_set():
                     self.got[request].append(reply)
-                    answered.set()
+            answered.set()
             nursery.cancel_scope.cancel()
 
     async def client(self, request: int, attempts: list[Sent]) -> None:
@@ -198,13 +214,18 @@ class FakeCall:
 
         async def deliver() -> None:
             await trio.sleep(self.sent.asked_s)
-            replies.append(self.world.decide(self.number, command, self.sent.fate))
+            replies.append(self.world.decide(self, command))
             decided.set()
 
         self.world.nursery.start_soon(deliver)
+        if self.sent.fate == "unknown" and not isinstance(command, BeginAttempt):
+            await trio.sleep(self.sent.reply_s)
+            raise OutcomeUnknown("the account did not answer")
         await decided.wait()
         await trio.sleep(self.sent.reply_s)
         await self.process.runs()
+        if isinstance(replies[0], Unavailable):
+            raise replies[0]
         return replies[0]
 
     async def read(self, query: Any) -> Any:
@@ -217,9 +238,13 @@ async def accepted_task(call: FakeCall, _wanted: Any, _key: Any, *, after: Reque
     return await call.ask(None, after)
 
 
-def replies_of_route(world: World, _account_id: str, *, route: str, oldest: datetime) -> list[bytes]:
-    found = [TaskAccepted(each, "quo_1", "queued", None, 1, "1 image") for at, each in world.tasks if at > oldest]
-    return [msgspec.json.encode(each) for each in reversed(found)]
+def replies_of_route(world: World, _account_id: str, *, route: str, oldest: datetime) -> dict[str, bytes]:
+    found = [
+        (key, TaskAccepted(each, "quo_1", "queued", None, 1, "1 image"))
+        for key, (at, each) in zip(world.keys, world.tasks, strict=True)
+        if at > oldest
+    ]
+    return {key: msgspec.json.encode(each) for key, each in reversed(found)}
 
 
 def find_reply(world: World, probe: IdempotencyProbe, **_: Any) -> StoredReply | None:
@@ -254,7 +279,7 @@ DELAYS = st.sampled_from([0.0, 0.0, 0.0, 0.05, 0.3, 2.0, 9.0])
 ATTEMPT = st.builds(
     Sent,
     process=st.integers(0, PROCESSES - 1),
-    fate=st.sampled_from(["answered", "answered", "lost", "missed", "refused"]),
+    fate=st.sampled_from(["answered", "answered", "lost", "missed", *sorted(NO_TASK)]),
     wait_s=st.sampled_from([0.0, 0.4, 0.4, 1.5, 8.0]),
     way_s=DELAYS,
     asked_s=DELAYS,
@@ -312,7 +337,7 @@ IN_THE_WAIT: Order = (
 def test_there_are_never_more_tasks_than_requests(requests: list[list[Sent]], freezes: list[Freeze]) -> None:
     world = play(requests, freezes)
     assert len(world.tasks) <= len(requests)
-    if not any(sent.fate == "refused" for attempts in requests for sent in attempts):
+    if not any(sent.fate in NO_TASK for attempts in requests for sent in attempts):
         assert len(world.tasks) <= len(world.served)
 
 
@@ -339,7 +364,36 @@ async def test_a_create_whose_files_cannot_be_claimed_is_known_as_refused() -> N
         with patch.object(resent_creates, "accepted_task", without_database), pytest.raises(DatabaseAway):
             await resent_creates.create_once(call, WANTED, 0, resent_creates.CLIENT_TIMEOUT_S)
         with known.served("task_1"):
-            assert known.choose(Resend(resent_creates._group(call), 1), ["task_1"]) is None
+            assert known.choose(Resend(resent_creates._group(call), 1), {"req_1": "task_1"}) is None
+
+
+EQUAL = st.lists(
+    st.tuples(st.booleans(), st.integers(0, 3), DELAYS, DELAYS).map(
+        lambda drawn: [
+            Sent(fate="unknown" if drawn[0] and not nth else "away", asked_s=drawn[2], reply_s=drawn[3])
+            for nth in range(drawn[1])
+        ]
+    ),
+    min_size=1,
+    max_size=5,
+)
+"""The first attempts at requests while an account is away: it may have learnt of the very first."""
+
+
+@settings(max_examples=100)
+@given(EQUAL)
+@example([[], [Sent(fate="away")]])
+@example([[Sent(fate="unknown"), Sent(fate="away")], [Sent(fate="unknown")]])
+def test_equal_requests_stay_as_many_when_the_account_was_away(first: list[list[Sent]]) -> None:
+    """No answer is lost on its way from their one process."""
+    world = play([[replace(each, patience_s=1e6) for each in (*sent, Sent())] for sent in first], [])
+    assert len(world.tasks) == len(first)
+    assert sorted(task for tasks in world.got.values() for task in tasks) == sorted(each for _, each in world.tasks)
+
+
+def test_a_refusal_makes_no_second_task_of_a_request_whose_answer_was_lost() -> None:
+    world = play([[Sent(fate="missed"), Sent(fate="busy"), Sent()]], [])
+    assert [each for _, each in world.tasks] == world.got[0][-1:]
 
 
 def test_a_superseded_resend_of_a_refused_request_is_a_task_of_its_own() -> None:

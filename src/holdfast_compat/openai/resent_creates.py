@@ -23,10 +23,12 @@ joined a task. By induction there are at most as many tasks as served requests:
   what it sees and its own decision only first attempts create, each one task for one request more: another resend
   would have to know of this one.
 
-A resend also creates if all tasks that it sees are those of answers, and the attempt before was refused. It may be
-the resend of a request whose answer was lost after it left this process, equal to the refused one: they differ in
-nothing that is sent. Then the task that it creates is the refused request's, whose own resend finds the other: as
-many tasks as requests, and one more than was accepted only if that resend never comes.
+An attempt that was refused, or found the account or the database away, has taken no task, but for one that it
+created without learning it, which its resend finds in the rows. If all tasks that a resend would take are those of
+answers, and the attempt before was such a one, it acts as that one would have. It may be the resend of a request
+whose answer was lost after it left this process, equal to the refused one: they differ in nothing that is sent.
+Then the task that it takes or creates is the refused request's, whose own resend finds the other: as many tasks as
+requests, and one more than was accepted only if that resend never comes.
 
 This holds for any number of processes, and whatever they forget: one that knows less joins more. It needs one thing
 of the network: the end of a connection comes at most :data:`HANG_UP_S` after a request that was late on it.
@@ -42,7 +44,7 @@ import msgspec
 import trio
 
 from holdfast.actors.account.messages import BeginAttempt, RequestAttempt, TaskAccepted
-from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown
+from holdfast.actors.runtime.faults import AskFault
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.http.kit.calls import Call
 from holdfast.http.schemas.tasks import CreateTaskRequest
@@ -68,8 +70,16 @@ _REFUSED_FOR_NOW: Final = frozenset(
 
 
 def note_refused(call: Call, attempt: int | None) -> None:
-    """Note that this request was refused, so that its client may send it again without having a task."""
-    call.deps.state(RequestAttempts).refuse(_group(call), attempt or 0)
+    """Note that this request was refused, so that its client may send it again without having a task.
+
+    Of a client that does not number its attempts no resend would be recognized.
+    """
+    if attempt is not None:
+        _note(call, Resend(_group(call), attempt))
+
+
+def _note(call: Call, resend: Resend) -> None:
+    call.deps.state(RequestAttempts).refuse(resend, call.request.id)
 
 
 async def create_once(
@@ -81,14 +91,23 @@ async def create_once(
     long it gives up. Refuses and raises as a create does.
     """
     after = RequestAttempt(_group(call))
-    resend = Resend(after.group, attempt or 0)
+    if attempt is None:
+        return await _create(call, wanted, after.group)
+    resend = Resend(after.group, attempt)
     while True:
-        if not attempt:
-            reply = await _create(call, wanted, after, attempt)
-        else:
-            async with call.deps.state(RequestAttempts).turn(after.group):
-                reply = await _join_or_create(call, wanted, resend, client_timeout_s)
+        try:
+            if not attempt:
+                reply = await _create(call, wanted, after.group, after)
+            else:
+                async with call.deps.state(RequestAttempts).turn(after.group):
+                    reply = await _join_or_create(call, wanted, resend, client_timeout_s)
+        except (AskFault, DatabaseAway):
+            # If the outcome of a create is unknown, its resend finds what was decided.
+            _note(call, resend)
+            raise
         if reply != SUPERSEDED:
+            if isinstance(reply, Refusal) and reply.code in _REFUSED_FOR_NOW:
+                _note(call, resend)
             return reply
         if not attempt:
             after, is_recent = await _newest_attempt(call, after.group)
@@ -105,27 +124,14 @@ def _group(call: Call) -> str:
 
 
 async def _create(
-    call: Call, wanted: CreateTaskRequest, after: RequestAttempt, attempt: int | None
+    call: Call, wanted: CreateTaskRequest, group: str, after: RequestAttempt | None = None
 ) -> str | Refusal:
     """Create the task. Refuses with :data:`SUPERSEDED` if a later attempt than ``after`` has begun."""
-    key = IdempotencyKey(route=after.group, key=call.request.id, fingerprint=call.fingerprint())
-    try:
-        # Of a client that does not number its attempts no other attempt is known.
-        reply = await accepted_task(call, wanted, key, after=None if attempt is None else after)
-    except OutcomeUnknown:
-        raise
-    except (AskFault, DatabaseAway):
-        note_refused(call, attempt)
-        raise
+    key = IdempotencyKey(route=group, key=call.request.id, fingerprint=call.fingerprint())
+    reply = await accepted_task(call, wanted, key, after=after)
     # The account may have been asked twice.
     decided = reply.reply if isinstance(reply, Replayed) else reply
-    if isinstance(decided, Refusal):
-        if decided.code in _REFUSED_FOR_NOW:
-            note_refused(call, attempt)
-        return decided
-    if attempt:
-        call.deps.state(RequestAttempts).join(decided.request_id, attempt)
-    return decided.request_id
+    return decided if isinstance(decided, Refusal) else decided.request_id
 
 
 async def _join_or_create(
@@ -145,14 +151,13 @@ async def _join_or_create(
     longest_s = resend.number * (max(client_timeout_s, CLIENT_TIMEOUT_S) + BETWEEN_ATTEMPTS_S)
     oldest = call.deps.now() - timedelta(seconds=min(longest_s, call.deps.settings.idempotency_ttl_s))
     stored = await call.read(lambda rows: replies_of_route(rows, known.account_id, route=group, oldest=oldest))
-    replies = [msgspec.json.decode(each, type=TaskAccepted | Refusal) for each in stored]
-    tasks = [each.request_id for each in replies if isinstance(each, TaskAccepted)]
-    if attempts.must_outwait(resend, tasks):
+    replies = {key: msgspec.json.decode(each, type=TaskAccepted | Refusal) for key, each in stored.items()}
+    tasks = {key: each.request_id for key, each in replies.items() if isinstance(each, TaskAccepted)}
+    if attempts.must_outwait(resend, tasks.values()):
         return SUPERSEDED
-    chosen = attempts.choose(resend, tasks)
-    if chosen is None:
-        return await _create(call, wanted, begun, resend.number)
-    attempts.join(chosen, resend.number)
+    chosen = attempts.choose(resend, tasks) or await _create(call, wanted, group, begun)
+    if isinstance(chosen, str):
+        attempts.join(chosen, resend.number)
     return chosen
 
 

@@ -163,10 +163,10 @@ _ROLES: Final[dict[Auth, OperatorRole]] = {Auth.OPERATOR_READ: "read", Auth.OPER
 class Call:
     """One request, as its handler sees it.
 
-    Before the handler runs, ``session`` is set for a route of sessions, ``known_key`` for one of keys with a body,
-    for one of sessions, as a key without an id that may do everything with tasks, and for one of both that changes
-    something, ``operator`` for one of operators. ``json`` and ``body`` are the parsed body, ``files`` those of a
-    form, ``raw`` its bytes, and ``body_bytes`` how many of it are in memory.
+    Before the handler runs, ``session`` is set for a route of sessions, ``known_key`` for one of keys with a body
+    or files, for one of sessions, as a key without an id that may do everything with tasks, and for one of both
+    that changes something, ``operator`` for one of operators. ``json`` and ``body`` are the parsed body, ``files``
+    those of a form, ``raw`` its bytes, and ``body_bytes`` how many of it are in memory.
     ``ignored`` are the names in the body that mean nothing here.
     If the call ``is_replay``, its response says that it is that to an earlier request.
     """
@@ -221,7 +221,7 @@ class Call:
                 bytes_max = min(bytes_max, ANONYMOUS_BODY_BYTES_MAX)
                 if (length or 0) > bytes_max:
                     return _too_large(bytes_max, " without a valid credential")
-        if refusal is None and (self.route.body is not None or self.route.is_of_owner):
+        if refusal is None and (self.route.body is not None or self.route.files_max or self.route.is_of_owner):
             refusal = await self._authenticate()
         if refusal is not None or self.route.method == "GET" or self._is_read_by_handler():
             return refusal
@@ -376,12 +376,14 @@ class Call:
                 self._caller = caller
         elif self.route.auth is Auth.API_KEY:
             assert self.bearer is not None
-            known = self.deps.access.key_cache.get(self.bearer.sha256)
+            cache = self.deps.access.key_cache
+            known = cache.get(self.bearer.sha256) or await cache.get_when_read(self.bearer.sha256)
             if known is not None:
                 self.known_key, self.request.caller = known, known.account_id
                 self._record_use(known)
             else:
-                key = await self.verify_key()
+                with cache.reading(self.bearer.sha256):
+                    key = await self.verify_key()
                 if isinstance(key, Refusal):
                     return key
             if self.route.returns_results and TASKS_READ not in self.known_key.scopes:

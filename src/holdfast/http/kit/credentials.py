@@ -17,10 +17,13 @@ import secrets
 import string
 import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
+
+import trio
 
 from holdfast.ledger.api_keys import has_scope, lacking_scope
 from holdfast.ledger.ids import PLACE_DIGITS, place_digits, place_of
@@ -165,6 +168,8 @@ class KeyCache:
     def __init__(self, *, entries_max: int = 50_000) -> None:
         self._entries_max = entries_max
         self._known: OrderedDict[bytes, KnownKey] = OrderedDict()
+        self._reading: dict[bytes, trio.Event] = {}
+        """Set when a key has been read."""
         self._recorded: dict[bytes, datetime] = {}
 
     def is_use_due(self, sha256: bytes, now: datetime) -> bool:
@@ -183,6 +188,24 @@ class KeyCache:
         if known is not None:
             self._known.move_to_end(sha256)
         return known
+
+    async def get_when_read(self, sha256: bytes) -> KnownKey | None:
+        """Return the key of a hash. If it is being read this waits, and then None means that it was not found."""
+        if (read := self._reading.get(sha256)) is not None:
+            await read.wait()
+        return self.get(sha256)
+
+    @contextmanager
+    def reading(self, sha256: bytes) -> Iterator[None]:
+        """Let others wait for the key until this has ended: however many requests come at once, one reads it."""
+        if sha256 in self._reading:
+            yield
+            return
+        self._reading[sha256] = trio.Event()
+        try:
+            yield
+        finally:
+            self._reading.pop(sha256).set()
 
     def account_of(self, sha256: bytes) -> str | None:
         """Return the account of a hash, None if it is not cached."""

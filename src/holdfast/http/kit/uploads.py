@@ -133,10 +133,14 @@ class _Incoming:
 
 
 class _Upload:
-    """The files of one body, which are discarded when ``at_end`` is left."""
+    """The files of one body, which are discarded when ``at_end`` is left.
 
-    def __init__(self, call: Call, account_id: str, at_end: AsyncExitStack) -> None:
+    The first one is received only once an API key that is not ``is_verified`` has been.
+    """
+
+    def __init__(self, call: Call, account_id: str, at_end: AsyncExitStack, *, is_verified: bool) -> None:
         self._call = call
+        self._is_verified = is_verified
         self._account_id = account_id
         self._origin = call.origin()
         self._at_end = at_end
@@ -152,6 +156,9 @@ class _Upload:
         if len(self._files) >= self._files_max:
             raise _Refused(invalid_parameter(part, f"is one file too many; the maximum is {len(self._files)}"))
         if not self._files:
+            key = None if self._is_verified else await self._call.verify_key()
+            if isinstance(key, Refusal):
+                raise _Refused(key)
             await self._check_room()
         memory_bytes_max = SPOOL_MEMORY_BYTES // self._files_max
         spool = Spool(settings.data_dir / "incoming", memory_bytes_max=memory_bytes_max)
@@ -311,16 +318,13 @@ async def receive_form(call: Call, stored_names: StoredNames) -> Refusal | None:
     """Receive as the body the form (``multipart/form-data``) that the route declares; nothing was read of it yet.
 
     Files are the parts that the route names, and those that have a file's name. What is stored of them lasts for
-    :data:`UPLOAD_S`, and until the task that names it has ended.
+    :data:`UPLOAD_S`, and until the task that names it has ended. A form without files needs no read of its own.
 
     Refuses: 1. as the key is refused; 2. as :func:`receive_file`; 3. as ``stored_names`` does.
     """
-    key = await call.verify_key()
-    if isinstance(key, Refusal):
-        return key
     boundary = _boundary(call.request.headers.get("Content-Type", ""))
     if isinstance(boundary, Refusal):
-        return boundary
+        return await call.refuse_authenticated(boundary)
 
     route = call.route
     assert isinstance(route, Declaration)
@@ -333,15 +337,18 @@ async def receive_form(call: Call, stored_names: StoredNames) -> Refusal | None:
         memory_bytes = len(msgspec.json.encode(fields)) + sum(len(each.content) for each in files)
         return Form(fields, files, memory_bytes)
 
-    form = await _receive(call, key.account_id, receive)
-    return form if isinstance(form, Refusal) else call.take_form(form, route.form)
+    form = await _receive(call, call.known_key.account_id, receive, is_verified=False)
+    refusal = form if isinstance(form, Refusal) else call.take_form(form, route.form)
+    return None if refusal is None else await call.refuse_authenticated(refusal)
 
 
-async def _receive(call: Call, account_id: str, receive: Callable[[_Upload], Awaitable[T]]) -> T | Refusal:
+async def _receive(
+    call: Call, account_id: str, receive: Callable[[_Upload], Awaitable[T]], *, is_verified: bool = True
+) -> T | Refusal:
     """Receive a body, discard what of it is not stored, and return what of it was refused."""
     try:
         async with AsyncExitStack() as at_end:
-            return await receive(_Upload(call, account_id, at_end))
+            return await receive(_Upload(call, account_id, at_end, is_verified=is_verified))
     except _Refused as refused:
         return refused.refusal
     except MultipartError as fault:

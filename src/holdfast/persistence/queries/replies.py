@@ -17,7 +17,7 @@ from holdfast.persistence.records.tables import idempotency_records
 
 _NEWEST_ATTEMPT: Final = "newest attempt"
 _OF_ROUTE = (
-    select(idempotency_records.c.fingerprint, idempotency_records.c.reply)
+    select(idempotency_records.c.key, idempotency_records.c.fingerprint, idempotency_records.c.reply)
     .where(
         idempotency_records.c.account_id == bindparam("account_id"),
         idempotency_records.c.route == bindparam("route"),
@@ -34,10 +34,10 @@ def find_reply(rows: Connection, probe: IdempotencyProbe, *, oldest: datetime) -
     return None if found is None else StoredReply(bytes(found.fingerprint), bytes(found.reply))
 
 
-def replies_of_route(rows: Connection, account_id: str, *, route: str, oldest: datetime) -> list[bytes]:
-    """Return the replies stored since a time under (account, route), whatever their keys are, the newest first."""
+def replies_of_route(rows: Connection, account_id: str, *, route: str, oldest: datetime) -> dict[str, bytes]:
+    """Return the replies stored since a time under (account, route), by their keys, the newest first."""
     found = rows.execute(_OF_ROUTE, {"account_id": account_id, "route": route, "oldest": oldest})
-    return [bytes(each.reply) for each in found]
+    return {each.key: bytes(each.reply) for each in found}
 
 
 def attempt_probe(account_id: str, group: str) -> IdempotencyProbe:
