@@ -85,7 +85,7 @@ class Model:
 
     def reverse(self, amount: int, reference: str) -> None:
         lots = self.in_order()
-        own = [lot for lot in lots if lot.reference == reference]
+        own = [lot for lot in lots if lot.is_paid and lot.reference == reference]
         paid = [lot for lot in lots if lot.is_paid and lot.reference != reference]
         self.take(amount, [*own, *paid, *(lot for lot in lots if not lot.is_paid)])
 
@@ -107,6 +107,15 @@ class Model:
         assert not lot.is_paid
         assert lot.free == amount > 0
         lot.free = 0
+
+    def bonuses(self, reference: str) -> list[ModelLot]:
+        """What is left of the bonus of an order, in the order of use."""
+        return [lot for lot in self.in_order() if not lot.is_paid and lot.reference == reference]
+
+    def void_bonus(self, reference: str, amount: int) -> None:
+        lots = self.bonuses(reference)
+        assert 0 < amount <= sum(lot.free for lot in lots)
+        self.take(amount, lots)
 
     def left(self) -> dict[int, tuple[int, int]]:
         amounts = {number: (lot.free + lot.held.total(), lot.held.total()) for number, lot in self.lots.items()}
@@ -157,6 +166,8 @@ def _replay(model: Model, row: Any) -> None:
             model.expire_one(row.lot, row.amount_micro, row.at)
         case "adjustment" if row.reason == VOIDED:
             model.void(row.lot, -row.amount_micro)
+        case "adjustment" if row.reference.startswith("ord_"):
+            model.void_bonus(row.reference, -row.amount_micro)
         case "adjustment" if row.amount_micro < 0:
             model.take(-row.amount_micro, model.in_order())
         case _:

@@ -21,6 +21,7 @@ from holdfast.commands.cli import app
 from holdfast.http.app import EXTENSIONS, ROUTES
 from holdfast.http.kit.errors import ERROR_TABLE
 from holdfast.http.kit.openapi import describe
+from holdfast.ledger.catalog.bonuses import BonusTable
 from holdfast.ledger.catalog.models import CatalogTable, ModelTable, ProviderConfig
 from holdfast.settings.settings import PREFIX, Settings
 from holdfast.start import exit_codes
@@ -42,7 +43,7 @@ def promised() -> dict[str, set[str]]:
             *(line for name, schema in schemas.items() for line in schema_lines(name, schema, name in received)),
             *(f"error {code}: {row.status} {row.type}" for code, row in ERROR_TABLE.items()),
         },
-        "catalog": received_lines([CatalogTable, ProviderConfig, ModelTable]),
+        "catalog": received_lines([CatalogTable, ProviderConfig, ModelTable, BonusTable]),
         "events": {
             f"{kind}: {type_of(schema)}"
             for kind, methods in document["webhooks"].items()

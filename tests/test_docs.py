@@ -21,6 +21,7 @@ import msgspec
 import pytest
 from PIL import Image
 
+from holdfast.ledger.catalog.bonuses import BonusTable
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.metering import UnitFields
 from holdfast.ledger.catalog.models import (
@@ -186,6 +187,7 @@ CATALOG_TABLES: dict[str, type[msgspec.Struct]] = {
     "hosting": HostingTable,
     "deadlines": Deadlines,
     "charge": ChargeTable,
+    "[[bonus]]": BonusTable,
 }
 
 
@@ -207,7 +209,7 @@ def structs_in(table: type[msgspec.Struct]) -> set[type[msgspec.Struct]]:
 
 
 def test_every_key_of_the_catalog_is_documented() -> None:
-    tops = (CatalogTable, ProviderConfig, ModelTable)
+    tops = (CatalogTable, ProviderConfig, ModelTable, BonusTable)
     assert set(CATALOG_TABLES.values()) == {struct for top in tops for struct in structs_in(top)}
     page = (ROOT / "docs" / "catalog.md").read_text("utf-8")
     sections = dict(re.findall(r"^## `(.+?)`\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
@@ -245,6 +247,7 @@ def test_the_documented_catalog_is_valid_and_sets_every_key(
         "[providers.NAME]": list(given["providers"].values()),
         "[[models]]": models,
         "pricing": prices,
+        "[[bonus]]": given["bonus"],
         "tiers": [tier for price in prices for tier in price.get("tiers", ())],
     }
     for name, table in CATALOG_TABLES.items():

@@ -49,7 +49,7 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.limits import WINDOWS, Limit
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.facts import DisputeStatus, PaymentEvent
-from holdfast.ledger.orders.order import OrderResult
+from holdfast.ledger.orders.order import OrderBonus, OrderResult
 from holdfast.ledger.orders.top_ups import AutoTopUp, SavedCard, TopUpSettings
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.claims.coupons import add_coupon
@@ -270,9 +270,12 @@ class Poison:
 
 @dataclass
 class PaidOrder:
-    """An order of ten credits that was paid, and what was taken back of it."""
+    """An order of ten credits that was paid, and what was taken back of it; its bonus, and what it has given."""
 
     order_id: str
+    offered_micro: int = 0
+    bonus_micro: int = 0
+    bonus_until: datetime | None = None
     refunded_micro: int = 0
     is_disputed: bool = False
 
@@ -303,6 +306,17 @@ class Auditor:
     def adjusted(self, reply: CreditChanged) -> None:
         self.given(reply)
         assert reply.amount_micro > 0 or reply.account.balance_micro >= reply.account.held_micro
+
+    def bonus(self, order: PaidOrder, reply: OrderResult, at: datetime) -> None:
+        """What the bonus of an order gives follows its worth: no less, and more only while holds have it."""
+        due_micro = order.offered_micro * order.worth_micro // Payments.amount_micro
+        given_micro = sum(move.amount_micro for move in reply.order.state.bonus_moves)
+        if given_micro < due_micro:
+            assert order.bonus_until is not None
+            assert order.bonus_until <= at
+        assert given_micro <= max(due_micro, order.bonus_micro)
+        self.paid(given_micro - order.bonus_micro)
+        order.bonus_micro = given_micro
 
     def paid(self, amount_micro: int) -> None:
         """The worth of an order has changed."""
@@ -408,6 +422,7 @@ async def test_random_histories_with_faults_match_the_auditor(
         for name, value in change.items():
             setattr(order, name, value)
         auditor.paid(order.worth_micro - before)
+        auditor.bonus(order, reply, clock.at)
 
     async def charge_attempt(orders: list[PaidOrder]) -> None:
         """Do what becomes of the open attempt of the top-up; others may do so at the same time."""
@@ -462,13 +477,19 @@ async def test_random_histories_with_faults_match_the_auditor(
                     voided = VoidLot(number, action_id, VOIDED, keyed(key))
                     await give(voided, "credit_lot_not_found", "credit_lot_not_voidable")
                 case "pay":
-                    reply = await until_answered(CreateOrder(payments.request(account_id), keyed(key)))
+                    bonus = OrderBonus(credit_micro=amount_micro, expires_days=1) if rng.random() < 0.6 else None
+                    request = payments.request(account_id, bonus=bonus)
+                    reply = await until_answered(CreateOrder(request, keyed(key)))
                     if isinstance(reply, OrderResult):
                         order_id = reply.order.order_id
                         event = payments.paid(order_id)
-                        await until_answered(ReceivePaymentEvent(order_id, event, b"{}"))
-                        orders.append(PaidOrder(order_id))
+                        reply = await until_answered(ReceivePaymentEvent(order_id, event, b"{}"))
+                        assert isinstance(reply, OrderResult)
+                        order = PaidOrder(order_id, 0 if bonus is None else amount_micro)
+                        order.bonus_until = reply.order.bonus_expires_at
+                        orders.append(order)
                         auditor.paid(payments.amount_micro)
+                        auditor.bonus(order, reply, clock.at)
                     else:
                         assert reply.code == "account_disabled"
                 case "refund" if orders:

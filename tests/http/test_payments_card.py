@@ -33,6 +33,7 @@ PART = {
     "provider_account_id", "amount_breakdown", "fx_snapshot", "provider_payment_id", "provider_charge_id",
     "provider_event_id", "provider_event_ids", "ledger_operation_refs", "reversal_operation_ids", "reversal_refs",
     "provider_balance_transaction_ids", "provider_balance_transaction_refs", "state_history", "reconcile_cursor",
+    "bonus",
 }  # fmt: skip
 TIMES = {"credited_at", "failed_at", "refunded_at", "disputed_at", "chargeback_at", "reconciled_at", "expires_at"}
 

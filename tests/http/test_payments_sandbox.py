@@ -27,7 +27,7 @@ PART = {
     "amount", "currency", "operation_id", "brand_id", "legal_entity_id", "merchant_of_record",
     "provider_account_id", "amount_breakdown", "fx_snapshot", "provider_event_id", "provider_event_ids",
     "ledger_operation_refs", "reversal_operation_ids", "reversal_refs", "provider_balance_transaction_ids",
-    "provider_balance_transaction_refs", "state_history", "reconcile_cursor",
+    "provider_balance_transaction_refs", "state_history", "reconcile_cursor", "bonus",
 }  # fmt: skip
 
 
@@ -80,6 +80,7 @@ async def test_creating_an_order_returns_the_callback_that_pays_it(api: Api, rul
             },
             "signature": created["callback"]["signature"],
         },
+        "bonus": None,
     }
     values = msgspec.convert(created["callback"]["payload"], SandboxValues)
     signature = created["callback"]["signature"]

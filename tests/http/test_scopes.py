@@ -121,6 +121,7 @@ OPEN: Final = {
     "POST /v2/control/auth/otp", "POST /v2/control/auth/verify",
     "GET /v2/control/alerts/unsubscribe", "POST /v2/control/alerts/unsubscribe",
     "GET /openapi.json", "GET /v1/models", "GET /v1/models/{model_id}", "GET /v2/models", "POST /v2/quote",
+    "GET /v2/bonuses",
     "GET /.well-known/holdfast-statement-keys.json", "GET /verify_statement.py",
     "GET /v2/assets/{asset_id}", "GET /v2/archives/{archive_id}",
     "GET /replicate/v1/models", "GET /replicate/v1/models/{owner}/{name}",

@@ -16,6 +16,8 @@ from holdfast.ledger.credit.account import (
     LOTS_MAX,
     AccountState,
     decide_adjustment,
+    decide_bonus,
+    decide_bonus_void,
     decide_capture,
     decide_credit,
     decide_expiry,
@@ -92,6 +94,34 @@ class Credit(RuleBasedStateMachine):
                 **self.details,
             )
         )
+
+    @rule(amount=amounts, in_hours=st.integers(0, 6), reference=references)
+    def give_bonus(self, amount: int, in_hours: int, reference: str) -> None:
+        until = self.at + in_hours * HOUR
+        decided = decide_bonus(
+            self.state, amount_micro=amount, expires_at=until, reference=reference, **self.details
+        )
+        if not in_hours:
+            assert decided is None
+            return
+        self.model.give(ModelLot(self.state.number + 1, False, until, reference, amount))
+        assert decided is not None
+        given = self.happen(decided)
+        assert (given.kind, given.amount_micro) == ("grant", amount)
+
+    @rule(amount=amounts, reference=references)
+    def void_bonus(self, amount: int, reference: str) -> None:
+        """At most what is free of this order's bonus, and nothing of what it has paid for."""
+        decided = decide_bonus_void(self.state, amount_micro=amount, reference=reference, **self.details)
+        left = sum(lot.free for lot in self.model.bonuses(reference))
+        if not left:
+            assert decided is None
+            return
+        assert decided is not None
+        voided = self.happen(decided)
+        assert voided.amount_micro == -min(amount, left)
+        self.model.void_bonus(reference, min(amount, left))
+        assert self.state.available_micro >= 0
 
     @rule(amount=st.integers(-30, 30).filter(bool))
     def adjust(self, amount: int) -> None:

@@ -16,6 +16,7 @@ from tests.receipt_books import issue_all
 from holdfast.ledger.credit.account import (
     AccountState,
     decide_adjustment,
+    decide_bonus,
     decide_capture,
     decide_credit,
     decide_expiry,
@@ -27,7 +28,7 @@ from holdfast.ledger.credit.account import (
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.orders.decisions import create_order, on_event
 from holdfast.ledger.orders.facts import OrderFacts, PaymentEvent, PaymentFacts, RefundFacts, StatedPayment
-from holdfast.ledger.orders.order import Order
+from holdfast.ledger.orders.order import BonusMove, Order, OrderBonus
 from holdfast.ledger.orders.top_ups import AutoTopUp, TopUpAttempts, utc_day
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.usage_totals import SPANS_S
@@ -71,12 +72,12 @@ class AccountHistory:
     def add(self, table: Table, **values: Any) -> None:
         self.connection.execute(insert(table).values(values))
 
-    def decide(self, decision: Callable[..., Operation | Refusal], **about: Any) -> Operation:
+    def decide(self, decision: Callable[..., Operation | Refusal | None], **about: Any) -> Operation:
         """Take a decision as the next operation, and write it."""
         usual: dict[str, Any] = {"operation_id": self.next_id, "at": self.next_at}
         return self.write(decision(self.state, **usual | about))
 
-    def write(self, decided: Operation | Refusal) -> Operation:
+    def write(self, decided: Operation | Refusal | None) -> Operation:
         assert isinstance(decided, Operation)
         self.state.apply(decided)
         self.add(
@@ -334,6 +335,12 @@ class AccountHistory:
                 body=b"{}",
             )
             order = step.order
+        if request.bonus is not None and order.net_micro:
+            expires_at = order.bonus_expires_at
+            credit_micro, about = request.bonus.credit_micro, {"reference": order_id, "reason": "bonus"}
+            given = self.decide(decide_bonus, amount_micro=credit_micro, expires_at=expires_at, **about)
+            moves = (BonusMove(amount_micro=given.amount_micro, operation_id=given.operation_id),)
+            order = msgspec.structs.replace(order, state=msgspec.structs.replace(order.state, bonus_moves=moves))
         self.add(tables.orders, **columns_of_order(order))
         for row in payment_rows(create_order(request), order):
             self.add(tables.order_payments, **msgspec.structs.asdict(row))
@@ -404,5 +411,9 @@ def write_books(connection: Connection) -> None:
     cho.order("new")
     opened = cho.order("open", origin="top_up", customer_id="cus_1", card_id="pm_1")
     cho.top_up(opened, open_order_id=opened.order_id)
-    assert issue_all(connection) == 3
+    gus = AccountHistory(connection, "acct_gus")
+    for _ in range(5):
+        gus.credit(1_000_000)
+    gus.order("gift", payment("gift"), bonus=OrderBonus(credit_micro=2_000_000, expires_days=30))
+    assert issue_all(connection) == 4
     connection.commit()

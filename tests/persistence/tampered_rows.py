@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import psycopg
 
-from holdfast.persistence.audit.orders import COLUMNS, HISTORY, NET, ORDER_RULES, PAYMENTS, TOP_UP_RULES
+from holdfast.persistence.audit.orders import BONUS, COLUMNS, HISTORY, NET, ORDER_RULES, PAYMENTS, TOP_UP_RULES
 from holdfast.persistence.audit.orders import STATUSES as ORDER_STATUSES
 from holdfast.persistence.audit.receipts import RECEIPT_RULES
 
@@ -100,7 +100,7 @@ CASES: list[tuple[list[str], set[str]]] = [
     (["update receipts set reason = 'a gift' where sequence = 1"], {RECEIPTS}),
     (["update receipts set sequence = 7 where sequence = 3"], {RECEIPT_NUMBERS}),
     (["update receipts set number = 'R-000009' where sequence = 1"], {RECEIPT_NUMBERS}),
-    (["update receipt_series set last_number = 4"], {RECEIPT_NUMBERS}),
+    (["update receipt_series set last_number = 5"], {RECEIPT_NUMBERS}),
     (["update receipt_series set last_number = 2"], {RECEIPT_NUMBERS}),
     (["update receipts set month = '2026-10' where sequence = 1"], {RECEIPT_FIELDS}),
     (["update receipts set receipt_number = 'R-000001' where sequence = 3"], {RECEIPT_FIRST}),
@@ -313,6 +313,27 @@ CASES: list[tuple[list[str], set[str]]] = [
         {COUPONS},
     ),
     ([f"update credit_lots set source = 'coupon' where {EVA} and number = 2"], {COUPONS, CHAINS}),
+    # The order of which operation 6 gave the credit and operation 7 the bonus.
+    ([in_state("ord_gift", "{bonus_moves,0,amount_micro}", 1_999_999)], {LISTED}),
+    ([in_state("ord_gift", "{bonus_moves,0,amount_micro}", 2_000_001)], {LISTED, BONUS}),
+    ([in_state("ord_gift", "{bonus_moves}", [])], {LISTED, BONUS}),
+    (
+        ["update orders set request = (request::jsonb - 'bonus')::json where order_id = 'ord_gift'"],
+        {BONUS},
+    ),
+    (
+        ["update credit_lots set source = 'grant' where account_id = 'acct_gus' and number = 7"],
+        {LOT_OPENED, CHAINS},
+    ),
+    ([f"update credit_lots set source = 'bonus' where {EVA} and number = 2"], {LOT_OPENED, CHAINS}),
+    (
+        ["update operations set reference = 'act_x' where account_id = 'acct_gus' and number = 7"],
+        {ADJUSTED, CHAINS, LOT_OPENED, LISTED},
+    ),
+    (
+        ["update operations set reference = 'ord_gift' where account_id = 'acct_dan' and number = 2"],
+        {CHAINS, LISTED},
+    ),
 ]
 """Statements, and the names of the rules that are broken after them."""
 UNREADABLE: list[tuple[list[str], set[str]]] = [

@@ -16,7 +16,7 @@ import trio
 from holdfast.http.endpoints.account import read_account, recharge
 from holdfast.http.endpoints.coupons import redeem
 from holdfast.http.endpoints.payments.card import CARD_MIN_MICRO, continue_card_order, create_card_order
-from holdfast.http.endpoints.payments.orders import list_payment_orders, read_payment_order
+from holdfast.http.endpoints.payments.orders import list_bonuses, list_payment_orders, read_payment_order
 from holdfast.http.endpoints.payments.saved_cards import (
     list_cards,
     read_auto_top_up,
@@ -27,7 +27,7 @@ from holdfast.http.endpoints.payments.saved_cards import (
 from holdfast.http.kit.calls import Auth
 from holdfast.http.schemas.cards import AutoTopUpBody, CardBody, CardList, CardSetupBody
 from holdfast.http.schemas.common import AccountBody, CreditChangedBody, RechargedBody
-from holdfast.http.schemas.payments import CardOrderCreated, PaymentOrderBody, PaymentOrderList
+from holdfast.http.schemas.payments import BonusList, CardOrderCreated, PaymentOrderBody, PaymentOrderList
 from holdfast.ledger.money import MICRO, format_amount
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.card.base import SCRIPT_URL, CardPayments
@@ -80,6 +80,7 @@ async def buy(visit: Visit) -> ViewResult:
     account = await visit.read(read_account, AccountBody)
     cards = await visit.read(list_cards, CardList)
     top_up = await visit.read(read_auto_top_up, AutoTopUpBody)
+    bonuses = await visit.read(list_bonuses, BonusList)
     orders = await visit.read_list(list_payment_orders)
     listed = orders.found
     off_reason = None if isinstance(top_up, Refusal) else top_up.disabled_reason
@@ -88,6 +89,7 @@ async def buy(visit: Visit) -> ViewResult:
         "can_pay": card_form_of(visit) is not None,
         "amounts": [each for each in AMOUNTS if Decimal(each) * MICRO <= settings.order_max_micro],
         "amount_default": AMOUNT_DEFAULT,
+        "bonuses": [] if isinstance(bonuses, Refusal) else bonuses.data,
         "other": OTHER,
         "amount_min": format_amount(CARD_MIN_MICRO),
         "amount_max": format_amount(settings.order_max_micro),

@@ -122,7 +122,8 @@ def _after_credit(order: PaymentOrderBody) -> tuple[str, Tone, str]:
         case "reinstated":
             return "paid", "ok", f"A dispute of it has ended, and {order.amount} credits are yours again."
         case _:
-            return "paid", "ok", f"{order.amount} credits were added."
+            bonus = f", and {order.bonus.given} as a bonus" if order.bonus and order.bonus.operation_ids else ""
+            return "paid", "ok", f"{order.amount} credits were added{bonus}."
 
 
 def _refunded(order: PaymentOrderBody) -> Decimal | None:

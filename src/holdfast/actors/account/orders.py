@@ -35,8 +35,15 @@ from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.journaled import Commit, LogEvent, Turn
 from holdfast.ledger.alerts.account_events import PaymentCredited, PaymentReversed, TopUpFailed
 from holdfast.ledger.clock import Now
-from holdfast.ledger.credit.account import AccountState, decide_credit, decide_reversal
-from holdfast.ledger.credit.operations import Operation
+from holdfast.ledger.credit.account import (
+    AccountState,
+    OperationDetails,
+    decide_bonus,
+    decide_bonus_void,
+    decide_credit,
+    decide_reversal,
+)
+from holdfast.ledger.credit.operations import Operation, OperationKind
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.decisions import (
@@ -52,7 +59,7 @@ from holdfast.ledger.orders.decisions import (
     resolve_held,
 )
 from holdfast.ledger.orders.facts import provider_objects_of
-from holdfast.ledger.orders.order import LedgerMove, Order, OrderResult
+from holdfast.ledger.orders.order import BonusMove, LedgerMove, Order, OrderResult
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.progress import clean_message
 from holdfast.persistence.journal.units import Unit
@@ -71,6 +78,8 @@ log = structlog.get_logger(__name__)
 NOT_FOUND = Refusal(code="payment_order_not_found", message="The payment order does not exist.")
 OF_ANOTHER_ORDER = Refusal(code="provider_event_mismatch", message="The payment belongs to another payment order.")
 
+BONUS_REASON = "bonus of the order"
+BONUS_VOIDED_REASON = "bonus voided with the payment"
 NEW_OPERATION_ID = partial(new_id, "op")
 CACHED_MAX = 64
 """How many orders are cached, besides those whose newest decision is not durable yet."""
@@ -245,9 +254,11 @@ class AccountOrders:
             return self._units.confirm(OF_ANOTHER_ORDER, _refused(event))
         moves = after.state.moves[len(order.state.moves) :]
         at = after.updated_at
-        operations = _post(order, moves, self._units.state, at, expires_at=self._units.paid_until(at))
+        operations = _post(after, moves, self._units.state, at, expires_at=self._units.paid_until(at))
         if isinstance(operations, Refusal):
             return self._units.confirm(operations, _refused(event))
+        after = _with_bonus(after, operations)
+        result = OrderResult(after, result.verdict)
         off_reason = None
         if order.request.origin == "top_up":
             assert self._units.top_up is not None
@@ -407,11 +418,21 @@ def _sums(moves: Sequence[LedgerMove]) -> tuple[int, int]:
 def _post(
     order: Order, moves: Sequence[LedgerMove], state: AccountState, at: datetime, *, expires_at: datetime | None
 ) -> tuple[Operation, ...] | Refusal:
-    """Apply an order's moves to the account; what is credited expires then. Refuses as the ledger does.
+    """Apply an order's moves to the account, and what follows for its bonus. Refuses as the ledger does.
 
-    Only the first move can be refused, so that nothing is applied then: a credit is followed by reversals only.
+    What is credited expires then. Only the first move can be refused, and it is no reversal, so that nothing is
+    applied then: a credit is followed by reversals only. A bonus is voided before its payment is taken back, which
+    thus takes nothing of it.
     """
     operations: list[Operation] = []
+    bonus_micro = order.bonus_due_micro - order.bonus_micro if moves else 0
+    about = OperationDetails(operation_id=NEW_OPERATION_ID(), reference=order.order_id, reason=BONUS_REASON, at=at)
+    if bonus_micro < 0 and moves[0].kind == "reversal":
+        about["reason"] = BONUS_VOIDED_REASON
+        voided = decide_bonus_void(state, amount_micro=-bonus_micro, **about)
+        if voided is not None:
+            state.apply(voided)
+            operations.append(voided)
     for move in moves:
         decide = decide_reversal if move.kind == "reversal" else partial(decide_credit, expires_at=expires_at)
         operation = decide(
@@ -428,7 +449,26 @@ def _post(
             return operation
         state.apply(operation)
         operations.append(operation)
+    bonus_until = order.bonus_expires_at
+    if bonus_micro > 0 and bonus_until is not None:
+        given = decide_bonus(state, amount_micro=bonus_micro, expires_at=bonus_until, **about)
+        if given is not None:
+            state.apply(given)
+            operations.append(given)
     return tuple(operations)
+
+
+def _with_bonus(order: Order, operations: Sequence[Operation]) -> Order:
+    """Return the order with those of its operations that are of its bonus."""
+    moves = tuple(
+        BonusMove(amount_micro=each.amount_micro, operation_id=each.operation_id)
+        for each in operations
+        if each.kind in (OperationKind.GRANT, OperationKind.ADJUSTMENT)
+    )
+    if not moves:
+        return order
+    state = msgspec.structs.replace(order.state, bonus_moves=(*order.state.bonus_moves, *moves))
+    return msgspec.structs.replace(order, state=state)
 
 
 def _refused(event: PaymentEventRow | None) -> tuple[PaymentEventRow, ...]:

@@ -91,10 +91,11 @@ class AccountTopUp:
     ) -> tuple[Row, ...]:
         """Return the rows of what a unit changes here, with the order of a new attempt if one is due.
 
-        One is due after an operation, or if it ``is_asked`` for. A reversal opens none: the customer's money was
-        returned, and is not taken again for that.
+        One is due after an operation, or if it ``is_asked`` for. A reversal opens none, with what is posted
+        beside it: the customer's money was returned, and is not taken again for that.
         """
-        if is_asked or self._is_asked or any(each.kind is not OperationKind.REVERSAL for each in operations):
+        is_reversed = any(each.kind is OperationKind.REVERSAL for each in operations)
+        if is_asked or self._is_asked or (operations and not is_reversed):
             self._is_asked = False
             opened = self._follow_credit(available_micro)
         else:

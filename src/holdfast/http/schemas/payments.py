@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.http.kit.listing import StoredListBody
 from holdfast.http.schemas.common import render
+from holdfast.ledger.catalog.bonuses import Bonus
 from holdfast.ledger.money import MICRO, format_amount
 from holdfast.ledger.orders.facts import ProcessingStatus
 from holdfast.ledger.orders.order import (
@@ -100,6 +101,21 @@ class AmountBreakdownBody(msgspec.Struct, frozen=True):
     net: Amount
     """The gross amount less the fee."""
     currency: Currency
+
+
+class OrderBonusBody(msgspec.Struct, frozen=True):
+    """The promotional credit that an order gives in addition, as it was offered when the order was created."""
+
+    credit: Amount
+    """What the order gives once it is paid."""
+    expires_days: int
+    """How many days after that it expires."""
+    expires_at: Time | None
+    """When what is left of it expires; null while the order is not paid."""
+    given: Amount
+    """What it has given, less what was taken back with the payment."""
+    operation_ids: list[str]
+    """The ledger operations of the bonus so far, `op_…`."""
 
 
 class FxSnapshotBody(msgspec.Struct, frozen=True):
@@ -238,7 +254,7 @@ class OrderPart(msgspec.Struct, frozen=True, kw_only=True):
     provider_event_ids: list[str]
     """Every event applied, in order of arrival."""
     ledger_operation_refs: list[str]
-    """Every ledger operation of the order so far, `op_…`."""
+    """Every ledger operation of the order so far, `op_…`, but for those of its bonus."""
     reversal_operation_ids: list[str]
     """Those of them that reversed credit."""
     reversal_refs: list[str]
@@ -251,6 +267,8 @@ class OrderPart(msgspec.Struct, frozen=True, kw_only=True):
     """Every change of a status, oldest first."""
     reconcile_cursor: ReconcileCursorBody
     """How far the order has been reconciled."""
+    bonus: OrderBonusBody | None
+    """The promotional credit that it gives in addition; null if it gives none."""
 
 
 # ------------------------------------------------------------------------------------------- responses
@@ -300,6 +318,8 @@ class SandboxOrderCreated(msgspec.Struct, frozen=True):
     """Until when the order can be paid."""
     callback: CallbackDescriptor
     """How to pay."""
+    bonus: OrderBonusBody | None
+    """The promotional credit that it gives in addition; null if it gives none."""
 
 
 class SandboxOrderBody(OrderPart, frozen=True, kw_only=True):
@@ -353,6 +373,29 @@ class PaymentOrderBody(OrderPart, frozen=True, kw_only=True):
     """Until when the order can be paid."""
     origin: Origin
     """`top_up` for an automatic top-up, which charges a saved card; else `customer`."""
+
+
+class BonusBody(msgspec.Struct, frozen=True):
+    """The promotional credit that orders from an amount on get in addition.
+
+    Of several bonuses an order gets the one with the largest `orders_from` that it reaches.
+    """
+
+    orders_from: Amount
+    """The least order that gets it."""
+    percent: int | None
+    """Its part of the order's amount, in percent; null if it is a fixed credit."""
+    credit: Amount | None
+    """The credit, whatever the order's amount; null if it is a part of that."""
+    expires_days: int
+    """How many days after the payment it expires."""
+
+
+class BonusList(msgspec.Struct, frozen=True):
+    """The bonuses of orders, by rising amounts."""
+
+    data: list[BonusBody]
+    """The bonuses; without any an empty list."""
 
 
 class EventIgnored(msgspec.Struct, frozen=True):
@@ -424,7 +467,32 @@ def render_order(shape: type[S], order: Order, **fields: object) -> S:
             scan_strategy="order_retrieve",
         ),
         provider_payment_id=state.payment_id,
+        bonus=order_bonus_body(order),
         **fields,
+    )
+
+
+def bonus_body(bonus: Bonus) -> BonusBody:
+    """Render a bonus of the catalog."""
+    return BonusBody(
+        orders_from=format_amount(bonus.orders_from_micro),
+        percent=bonus.percent,
+        credit=format_amount(bonus.credit_micro) if bonus.percent is None else None,
+        expires_days=bonus.expires_days,
+    )
+
+
+def order_bonus_body(order: Order) -> OrderBonusBody | None:
+    """Render an order's bonus; None if it has none."""
+    if order.request.bonus is None:
+        return None
+    return render(
+        OrderBonusBody,
+        order.request.bonus,
+        credit=format_amount(order.request.bonus.credit_micro),
+        expires_at=order.bonus_expires_at,
+        given=format_amount(order.bonus_micro),
+        operation_ids=[move.operation_id for move in order.state.bonus_moves],
     )
 
 

@@ -1,4 +1,4 @@
-"""The catalog: the models, their prices, and the providers that run them.
+"""The catalog: the models, their prices, the providers that run them, and the bonuses of orders.
 
 It is one TOML file with JSON Schemas beside it. Prices are strings, never floats. A file with faults is refused,
 with one line for each fault. The catalog's version is a hash of what is sold, defaults filled in: comments,
@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, Literal
 
+from holdfast.ledger.catalog.bonuses import Bonus, read_bonuses
 from holdfast.ledger.catalog.entries import (
     IN_TREE_STUDIO,
     SECRETS,
@@ -39,7 +40,7 @@ from holdfast.ledger.plain_json import canonical_json
 from holdfast.ledger.refusals import Refusal
 
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
-_TABLES = ("catalog", "defaults", "providers", "models")
+_TABLES = ("catalog", "defaults", "providers", "models", "bonus")
 
 
 class CatalogFault(Exception):
@@ -54,7 +55,8 @@ class CatalogFault(Exception):
 class Catalog:
     """A catalog without faults. ``models`` and ``providers`` are in file order; ``created`` is epoch seconds.
 
-    ``examples`` are the terms of the models' example inputs, of those that have one. ``secret_files`` are the files
+    ``examples`` are the terms of the models' example inputs, of those that have one. ``bonuses`` rise by the amount
+    that orders must reach. ``secret_files`` are the files
     with secrets: the catalog itself, if it has one, and those that it names. ``warnings`` are lines about settings
     that are allowed but probably not intended.
     """
@@ -64,6 +66,7 @@ class Catalog:
     providers: Mapping[str, ProviderConfig]
     created: int
     examples: Mapping[str, Terms]
+    bonuses: tuple[Bonus, ...] = ()
     secret_files: tuple[Path, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -172,7 +175,8 @@ def parse_catalog(
             faults.append(f"{where}: id is used by another model")
         elif model is not None:
             models[model.id] = model
-    version = _version(models, providers)
+    bonuses = read_bonuses(data, faults)
+    version = _version(models, providers, bonuses)
     examples = _price_examples(models.values(), version, faults)
     if faults:
         raise CatalogFault(tuple(dict.fromkeys(faults)))
@@ -182,6 +186,7 @@ def parse_catalog(
         providers=MappingProxyType(providers),
         created=epoch_s(about["created"] or max(model.created_on for model in models.values())),
         examples=MappingProxyType(examples),
+        bonuses=bonuses,
         warnings=tuple(line for model in models.values() for line in _warnings(model)),
     )
 
@@ -233,9 +238,11 @@ def _filled(entry: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
     return filled
 
 
-def _version(models: Mapping[str, Model], providers: Mapping[str, ProviderConfig]) -> str:
+def _version(
+    models: Mapping[str, Model], providers: Mapping[str, ProviderConfig], bonuses: tuple[Bonus, ...]
+) -> str:
     """Hash what is sold, defaults filled in. Providers' secrets are excluded, since the version is public."""
-    read = {
+    read: dict[str, Any] = {
         "currency": CURRENCY,
         "providers": {
             name: [each.kind, each.url, each.concurrency, each.submit_timeout_s] for name, each in providers.items()
@@ -261,4 +268,6 @@ def _version(models: Mapping[str, Model], providers: Mapping[str, ProviderConfig
             for each in models.values()
         },
     }
+    if bonuses:
+        read["bonus"] = bonuses
     return "cat_" + hashlib.sha256(canonical_json(read)).hexdigest()[:16]

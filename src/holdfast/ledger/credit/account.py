@@ -160,7 +160,8 @@ def decide_grant(
     """Give ``amount_micro`` of promotional credit, which was not paid for.
 
     Refuses: 1. ``invalid_amount`` (not above zero); 2. ``invalid_parameter`` (it would have expired already);
-    3. ``amount_too_large`` (the balance would exceed the limit); 4. ``lot_limit_reached`` (:data:`LOTS_MAX`).
+    3. ``amount_too_large`` (the balance would exceed the limit); 4. ``lot_limit_reached`` (:data:`LOTS_MAX`), but
+    for an order's bonus.
     """
     if amount_micro <= 0:
         return _not_above_zero(amount_micro)
@@ -169,7 +170,7 @@ def decide_grant(
         return Refusal(code="invalid_parameter", message=message, param="expires_at")
     if state.balance_micro + amount_micro > AMOUNT_MICRO_MAX:
         return _too_large(amount_micro)
-    if len(state.lots) >= LOTS_MAX:
+    if lot_source != "bonus" and len(state.lots) >= LOTS_MAX:
         return _TOO_MANY_LOTS
     lot = NewLot("promotional", lot_source, expires_at)
     return _given(state, OperationKind.GRANT, amount_micro, PROMOTIONS, lot, **details)
@@ -237,6 +238,47 @@ def decide_void(
         state,
         kind=OperationKind.ADJUSTMENT,
         amount_micro=-amount_micro,
+        postings=postings,
+        emptied=state.lots.emptied_by(postings),
+        **details,
+    )
+
+
+def decide_bonus(
+    state: AccountState, *, amount_micro: int, expires_at: datetime, **details: Unpack[OperationDetails]
+) -> Operation | None:
+    """Give an order's bonus as promotional credit, as much of it as the largest balance leaves.
+
+    None if that is nothing, or if it would have expired already: a bonus is no reason to refuse a payment.
+    """
+    amount_micro = min(amount_micro, AMOUNT_MICRO_MAX - state.balance_micro)
+    if amount_micro <= 0 or expires_at <= details["at"]:
+        return None
+    operation = decide_grant(state, amount_micro=amount_micro, lot_source="bonus", expires_at=expires_at, **details)
+    assert isinstance(operation, Operation)
+    return operation
+
+
+def decide_bonus_void(
+    state: AccountState, *, amount_micro: int, **details: Unpack[OperationDetails]
+) -> Operation | None:
+    """Take back at most ``amount_micro`` of what no hold has reserved of the bonus of an order (``reference``).
+
+    None if nothing is left of it. What was used stays used.
+    """
+    own = [lot for lot in state.lots if lot.source == "bonus" and lot.reference == details["reference"]]
+    parts, missing_micro = parts_of(own, amount_micro)
+    if not parts:
+        return None
+    taken_micro = amount_micro - missing_micro
+    postings = (
+        Posting(ADJUSTMENTS, taken_micro),
+        *(Posting(AVAILABLE, -part_micro, lot) for lot, part_micro in parts),
+    )
+    return _operation(
+        state,
+        kind=OperationKind.ADJUSTMENT,
+        amount_micro=-taken_micro,
         postings=postings,
         emptied=state.lots.emptied_by(postings),
         **details,
@@ -364,8 +406,8 @@ def decide_reversal(
 ) -> Operation | Refusal:
     """Withdraw money that ``source`` took back. The only operation that may go below zero; open holds stay.
 
-    It takes the credit of its order (``reference``) first, then other paid credit, then promotional credit; for the
-    rest the account is in debt.
+    It takes the credit that its order (``reference``) has paid for first, then other paid credit, then promotional
+    credit; for the rest the account is in debt.
 
     Refuses: 1. ``invalid_amount`` (not above zero).
     """

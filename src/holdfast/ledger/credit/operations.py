@@ -38,7 +38,7 @@ BREAKAGE = "breakage"
 """The income from paid credit that has expired."""
 
 LotKind: TypeAlias = Literal["paid", "promotional"]
-LotSource: TypeAlias = Literal["order", "recharge", "adjustment", "grant", "coupon"]
+LotSource: TypeAlias = Literal["order", "recharge", "adjustment", "grant", "coupon", "bonus"]
 
 
 def cash_account(provider: str) -> str:
@@ -253,10 +253,10 @@ class Lots:
     def to_take_back(self, amount_micro: int, reference: str) -> tuple[list[LotPart], int]:
         """Return the free parts that a reversal takes, and what is missing.
 
-        Those of its order (``reference``) come first, then paid credit, then promotional credit.
+        Those that its order (``reference``) has paid for come first, then paid credit, then promotional credit.
         """
-        own = [lot for lot in self._in_order if lot.reference == reference]
-        others = [lot for lot in self._in_order if lot.reference != reference]
+        own = [lot for lot in self._in_order if lot.reference == reference and lot.kind == "paid"]
+        others = [lot for lot in self._in_order if lot.reference != reference or lot.kind != "paid"]
         by_kind = sorted(others, key=lambda lot: lot.kind != "paid")
         return parts_of([*own, *by_kind], amount_micro)
 

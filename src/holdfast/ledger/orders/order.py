@@ -50,6 +50,13 @@ def identity_fx(currency: str, captured_at: datetime) -> FxSnapshot:
     return FxSnapshot(base=currency, quote=currency, rate="1", source="identity", captured_at=captured_at)
 
 
+class OrderBonus(msgspec.Struct, frozen=True, kw_only=True):
+    """The promotional credit that a paid order gives in addition, by the catalog when it was created."""
+
+    credit_micro: int
+    expires_days: int
+
+
 class OrderRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was ordered, fixed at creation.
 
@@ -82,6 +89,7 @@ class OrderRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     card_id: str | None = None
     traceparent: str | None = None
     http_request_id: str | None = None
+    bonus: OrderBonus | None = None
 
 
 class Seller(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +165,13 @@ class LedgerMove(msgspec.Struct, frozen=True, kw_only=True):
         return self.amount_micro if self.kind == "credit" else -self.amount_micro
 
 
+class BonusMove(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation on an order's bonus: what it gave, or what was left and was voided, below zero."""
+
+    amount_micro: int
+    operation_id: str
+
+
 class BalanceReading(msgspec.Struct, frozen=True, kw_only=True):
     """The event under which a balance transaction was first read, and when."""
 
@@ -167,15 +182,16 @@ class BalanceReading(msgspec.Struct, frozen=True, kw_only=True):
 class OrderState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The current state of an order. Outcome times are set once and never cleared.
 
-    ``moves`` are all ledger operations so far. ``event_ids`` are all events ever applied, synthetic ones too, in
-    order of arrival. ``provider_object_ids`` are all payments and charges that the provider ever named for the
-    order; each belongs to this order alone. ``reconcile_due_at`` is when to reconcile with the provider next;
-    ``reconcile_tries`` counts the reconciles since the last change.
+    ``moves`` are all ledger operations of its money so far, ``bonus_moves`` those of its bonus. ``event_ids`` are
+    all events ever applied, synthetic ones too, in order of arrival. ``provider_object_ids`` are all payments and
+    charges that the provider ever named for the order; each belongs to this order alone. ``reconcile_due_at`` is
+    when to reconcile with the provider next; ``reconcile_tries`` counts the reconciles since the last change.
     """
 
     statuses: Statuses = Statuses()
     facts: OrderFacts = OrderFacts()
     moves: tuple[LedgerMove, ...] = ()
+    bonus_moves: tuple[BonusMove, ...] = ()
     history: tuple[StateEntry, ...] = ()
     event_ids: tuple[str, ...] = ()
     provider_object_ids: tuple[str, ...] = ()
@@ -239,13 +255,30 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return sum(move.signed_micro for move in self.state.moves)
 
     @property
+    def bonus_micro(self) -> int:
+        """What the order has given as its bonus so far, less what was voided of that."""
+        return sum(move.amount_micro for move in self.state.bonus_moves)
+
+    @property
+    def bonus_due_micro(self) -> int:
+        """The share of its bonus that the order should have given: as much as it has of its amount."""
+        bonus = self.request.bonus
+        return 0 if bonus is None else bonus.credit_micro * self.net_micro // self.request.amount_micro
+
+    @property
+    def bonus_expires_at(self) -> datetime | None:
+        """When what is left of the bonus expires; None while it was not given, or if there is none."""
+        bonus, credited_at = self.request.bonus, self.state.credited_at
+        return None if bonus is None or credited_at is None else credited_at + timedelta(days=bonus.expires_days)
+
+    @property
     def provider_event_id(self) -> str | None:
         """The last event that was applied, or the one that a sandbox order expects."""
         return self.state.applied_event_id or self.request.sandbox_event_id
 
     @property
     def ledger_operation_refs(self) -> tuple[str, ...]:
-        """Every operation of the order, in posting order."""
+        """Every operation of the order's money, in posting order."""
         return tuple(move.operation_id for move in self.state.moves)
 
     @property

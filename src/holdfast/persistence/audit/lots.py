@@ -65,8 +65,9 @@ LOT_RULES: tuple[Rule, ...] = (
         ) o on (o.account_id, o.number) = (l.account_id, l.number)
         where (l.amount_micro, l.reference, l.created_at) is distinct from (o.amount_micro, o.reference, o.at)
            or (l.kind = 'promotional') <> (o.kind = 'grant')
+           or (l.source = 'bonus') <> (o.kind = 'grant' and starts_with(o.reference, 'ord_'))
            or l.source <> all(case o.kind when 'credit' then array['order', 'recharge']
-                                          when 'grant' then array['grant', 'coupon']
+                                          when 'grant' then array['grant', 'coupon', 'bonus']
                                           else array['adjustment'] end)
         """,
         "lot {number} is {kind} credit of {amount_micro} from {source} {reference}; "

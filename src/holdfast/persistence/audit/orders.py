@@ -25,7 +25,8 @@ STATUSES = "each order's statuses follow from its facts"
 HISTORY = "each order's history ends in its statuses and names its operations in order"
 PAYMENTS = "each order lists every payment and charge that its facts name"
 COLUMNS = "each order's columns match its state"
-READ_RULES = (NET, STATUSES, HISTORY, PAYMENTS, COLUMNS)
+BONUS = "each order gives the bonus that it was created with, and never more"
+READ_RULES = (NET, STATUSES, HISTORY, PAYMENTS, COLUMNS, BONUS)
 
 _IN_ORDER = ORDER.order_by(orders.c.account_id, orders.c.order_id)
 
@@ -40,6 +41,13 @@ _MOVES = (
     "m.move ->> 'kind' as kind, (m.move ->> 'amount_micro')::bigint as amount_micro, "
     "o.request ->> 'operation_id' as reserved from orders o "
     f"cross join lateral json_array_elements({_listed('moves')}) with ordinality as m (move, n)"
+)
+_POSTED = (
+    f"select account_id, order_id, operation_id, kind, amount_micro from ({_MOVES}) m union all "
+    "select o.account_id, o.order_id, b.move ->> 'operation_id', "
+    "case when (b.move ->> 'amount_micro')::bigint > 0 then 'grant' else 'adjustment' end, "
+    "(b.move ->> 'amount_micro')::bigint from orders o "
+    f"cross join lateral json_array_elements({_listed('bonus_moves')}) as b (move)"
 )
 _EVENT_IDS = (
     "select o.provider, o.account_id, o.order_id, e.event_id from orders o "
@@ -57,7 +65,7 @@ ORDER_RULES: tuple[Rule, ...] = (
         select coalesce(m.account_id, p.account_id) as account_id, coalesce(m.order_id, p.reference) as order_id,
                coalesce(m.operation_id, p.operation_id) as operation_id, m.kind as listed, m.amount_micro,
                p.number, p.kind, p.amount_micro as posted_micro
-        from ({_MOVES}) m
+        from ({_POSTED}) m
         full join (select * from operations where starts_with(reference, 'ord_') and kind <> 'expiry') p
             on p.operation_id = m.operation_id
         where (m.account_id, m.order_id, m.kind, m.amount_micro)
@@ -79,7 +87,8 @@ ORDER_RULES: tuple[Rule, ...] = (
         """
         select p.account_id, p.number, l.ledger_account, o.order_id, o.provider
         from orders o
-        join operations p on (p.account_id, p.reference) = (o.account_id, o.order_id) and p.kind <> 'expiry'
+        join operations p on (p.account_id, p.reference) = (o.account_id, o.order_id)
+            and p.kind in ('credit', 'reversal')
         join postings l on (l.account_id, l.number) = (p.account_id, p.number)
         where l.ledger_account not in ('available', 'cash:' || o.provider)
         """,
@@ -197,6 +206,12 @@ def _broken(row: Any) -> Iterator[tuple[str, str]]:
     listed = {*state.provider_object_ids}
     if request.provider == "cardprovider" and not listed >= provider_objects_of(state.facts):
         yield PAYMENTS, "does not list all payments and charges that its facts name"
+    bonus_moves, given = state.bonus_moves, format_amount(order.bonus_micro)
+    offered_micro = 0 if request.bonus is None else request.bonus.credit_micro
+    if not 0 <= order.bonus_micro <= offered_micro or (bonus_moves and bonus_moves[0].amount_micro <= 0):
+        yield BONUS, f"has given a bonus of {given}, it was created with {format_amount(offered_micro)}"
+    elif order.bonus_due_micro and not bonus_moves and all(move.kind == "credit" for move in state.moves):
+        yield BONUS, f"has given no bonus, {format_amount(order.bonus_due_micro)} is due"
     columns = (row.account_id, row.order_id, row.provider, row.origin, row.status, row.reconcile_status)
     values = (
         order.account_id, order.order_id, request.provider, request.origin, statuses.status,

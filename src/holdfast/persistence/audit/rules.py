@@ -413,9 +413,9 @@ RULES: tuple[Rule, ...] = (
         select o.account_id, o.number, o.reference, coalesce(a.account_id, 'no account') as acted_on, o.many
         from (
             select account_id, number, reference, count(*) over (partition by reference) as many
-            from operations o where kind = 'adjustment' or (kind = 'grant' and not exists (
-                select from credit_lots l
-                where (l.account_id, l.number) = (o.account_id, o.number) and l.source = 'coupon'))
+            from operations o where not starts_with(reference, 'ord_') and (kind = 'adjustment' or (kind = 'grant'
+                and not exists (select from credit_lots l
+                    where (l.account_id, l.number) = (o.account_id, o.number) and l.source = 'coupon')))
         ) o left join operator_actions a on a.action_id = o.reference
         where a.account_id is distinct from o.account_id or o.many > 1
         """,

@@ -17,10 +17,25 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import PAGE, Position, filter_by, list_of_account
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.values import shown
-from holdfast.http.schemas.payments import PaymentOrderBody, PaymentOrderList, payment_order_body
+from holdfast.http.schemas.payments import (
+    BonusList,
+    PaymentOrderBody,
+    PaymentOrderList,
+    bonus_body,
+    payment_order_body,
+)
 from holdfast.ledger.api_keys import ORDERS_READ
+from holdfast.ledger.catalog.bonuses import bonus_of
 from holdfast.ledger.ids import is_id, new_id
-from holdfast.ledger.orders.order import Order, OrderResult, OrderStatus, Provider, Seller, order_request
+from holdfast.ledger.orders.order import (
+    Order,
+    OrderBonus,
+    OrderResult,
+    OrderStatus,
+    Provider,
+    Seller,
+    order_request,
+)
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.orders import order_of_account, orders_of_account
 from holdfast.telemetry.traces import other_request_id, traceparent
@@ -74,6 +89,17 @@ async def read_payment_order(call: Call) -> Outcome:
     return order_not_found(order_id) if found is None else payment_order_body(found)
 
 
+@route(
+    "GET",
+    "/v2/bonuses",
+    summary="List the bonuses of orders: promotional credit in addition, by the order's amount",
+    reply=BonusList,
+)
+async def list_bonuses(call: Call) -> Outcome:
+    """An order keeps the bonus that it was created with. Automatic top-ups get none."""
+    return BonusList(data=[bonus_body(each) for each in call.deps.catalog().bonuses])
+
+
 # ------------------------------------------------------------------------------------------------------ creating
 
 
@@ -113,8 +139,17 @@ async def write_order(
         customer_id=customer_id,
         sandbox_event_id=new_id("evt") if is_sandbox else None,
         signed_at=int(now.timestamp()) if is_sandbox else None,
+        bonus=_bonus_of_order(call, amount_micro),
         traceparent=traceparent.get(),
         http_request_id=other_request_id(),
     )
     command = CreateOrder(request=request, idempotency=idempotency)
     return await call.act(command)
+
+
+def _bonus_of_order(call: Call, amount_micro: int) -> OrderBonus | None:
+    """Return the bonus that the current catalog has for an order of this amount."""
+    bonus = bonus_of(call.deps.catalog().bonuses, amount_micro)
+    if bonus is None:
+        return None
+    return OrderBonus(credit_micro=bonus.micro_of(amount_micro), expires_days=bonus.expires_days)

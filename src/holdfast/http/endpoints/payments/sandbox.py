@@ -20,6 +20,7 @@ from holdfast.http.schemas.payments import (
     SandboxOrderCreated,
     SandboxOrderRequest,
     SandboxOutcome,
+    order_bonus_body,
     render_order,
     sandbox_values,
 )
@@ -121,4 +122,4 @@ def _created(call: Call, order: Order, outcome: SandboxOutcome) -> SandboxOrderC
         payload=render(CallbackPayload, values),
         signature=signature,
     )
-    return render(SandboxOrderCreated, order, request, callback=callback)
+    return render(SandboxOrderCreated, order, request, callback=callback, bonus=order_bonus_body(order))
