@@ -16,6 +16,7 @@ from holdfast.ledger.orders.order import BonusMove, OrderBonus, Statuses
 
 from .identities import NOW
 from .order_stand_ins import make_order
+from .page_reader import PageReader
 from .stage import default_catalog
 from .test_account_buy import BUY, add_order, send
 from .test_account_pages import AccountReader, owner
@@ -112,7 +113,9 @@ async def test_the_page_shows_the_bonuses_before_anything_is_paid(api: Api, owne
     assert "<dt>Bonus</dt><dd>10.00 credits for 90 days</dd>" in shown
 
 
-async def test_the_page_of_a_paid_order_shows_what_its_bonus_gave(api: Api, owner: AccountReader) -> None:
+async def test_the_pages_of_a_paid_order_show_what_its_bonus_gave(
+    api: Api, owner: AccountReader, browser: PageReader
+) -> None:
     order = await add_order(api, bonus=OrderBonus(credit_micro=3 * MICRO, expires_days=2))
     moves = (BonusMove(amount_micro=3 * MICRO, operation_id="op_1"),)
     state = with_fields(order.state, bonus_moves=moves, credited_at=NOW, statuses=Statuses(status="credited"))
@@ -120,3 +123,7 @@ async def test_the_page_of_a_paid_order_shows_what_its_bonus_gave(api: Api, owne
     page = (await owner.get(f"{BUY}/{order.order_id}")).text
     assert "10.00 credits were added, and 3.00 as a bonus." in page
     assert "<dt>Bonus</dt><dd>3.00 credits, until " in page
+    operators = (await browser.get(f"/ops/payments/{order.order_id}")).text
+    assert StrictHtml(operators).faults == []
+    assert "<dt>Bonus</dt><dd>3.00 of 3.00 credits, until " in operators
+    assert '<code class="break">op_1</code>' in operators
