@@ -13,7 +13,7 @@ from sqlalchemy import event as sql_events
 
 from holdfast.actors.account.messages import AttachIntent, ReconcileOrder
 from holdfast.ledger.orders.facts import PaymentEvent, provider_objects_of
-from holdfast.ledger.orders.order import Order, OrderResult
+from holdfast.ledger.orders.order import Order, OrderBonus, OrderResult
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.orders import order_of_event
 from holdfast.persistence.server.database import Database
@@ -67,10 +67,10 @@ async def send(system: Any, event: PaymentEvent) -> OrderResult | Refusal | None
     return reply
 
 
-async def two_orders(system: Any, payments: Any) -> list[Order]:
+async def two_orders(system: Any, payments: Any, **fields: Any) -> list[Order]:
     """Return an order of each of two accounts."""
     accounts = [(await system.open_account())[0] for _ in range(2)]
-    return [await new_order(system, payments, account_id) for account_id in accounts]
+    return [await new_order(system, payments, account_id, **fields) for account_id in accounts]
 
 
 async def credited_micro(database: Database) -> int:
@@ -210,9 +210,13 @@ def random_history(chance: random.Random, order_ids: list[str]) -> list[Statemen
 async def test_no_history_of_events_credits_more_than_the_provider_took(
     system: Any, payments: Any, seed: int
 ) -> None:
-    """Against a naive model: who named a payment or charge first owns it, and money is what its charges took."""
+    """Against a naive model: who named a payment or charge first owns it, and money is what its charges took.
+
+    The bonus of an order is the share that is left of its amount.
+    """
     chance = random.Random(seed)
-    orders = [*await two_orders(system, payments), *await two_orders(system, payments)]
+    bonus = OrderBonus(credit_micro=3 * CREDIT, expires_days=1)
+    orders = [*await two_orders(system, payments, bonus=bonus), *await two_orders(system, payments)]
     orders.append(await new_order(system, payments, orders[0].account_id))
     owners: dict[str, str] = {}
     paid: set[str] = set()
@@ -238,8 +242,9 @@ async def test_no_history_of_events_credits_more_than_the_provider_took(
     for order in rows:
         took = {each for each in paid if owners[each] == order.order_id}
         assert order.net_micro <= sum(7 * CREDIT if each in refunded else TEN for each in took)
+        assert order.bonus_micro == (order.net_micro * 3 // 10 if order.request.bonus else 0)
         assert {*order.state.provider_object_ids} == {name for name, of in owners.items() if of == order.order_id}
-    assert await credited_micro(system.database) == sum(order.net_micro for order in rows)
+    assert await credited_micro(system.database) == sum(order.net_micro + order.bonus_micro for order in rows)
     assert_audit_clean(system.database)
 
 
