@@ -421,8 +421,8 @@ def _post(
     """Apply an order's moves to the account, and what follows for its bonus. Refuses as the ledger does.
 
     What is credited expires then. Only the first move can be refused, and it is no reversal, so that nothing is
-    applied then: a credit is followed by reversals only. A bonus is voided before its payment is taken back, so that
-    the payment is not taken from what is voided.
+    applied then: a credit is followed by reversals only. A bonus is voided before its payment is taken back, so
+    that the payment is not taken from what is voided.
     """
     operations: list[Operation] = []
     bonus_micro = order.bonus_due_micro - order.bonus_micro if moves else 0
