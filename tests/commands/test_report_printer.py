@@ -23,6 +23,7 @@ from holdfast.persistence.claims.reports import write_last_reports
 from holdfast.telemetry.reports.report import EVERY_REPORT, Report, ReportFilter
 
 NOW = utc_now()
+PARKED = "not restarted; start it on the page of its process"
 
 
 def store(url: str, *keys: str, **fields: Any) -> None:
@@ -69,7 +70,7 @@ def test_the_newest_are_printed_last(configured_url: str) -> None:
     assert result.exit_code == 0
     first, second = result.output.splitlines()
     time = NOW.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    assert first == f"{time} error    crash       db7/1 holdfast/accounts acct_2: crashed: no; not restarted"
+    assert first == f"{time} error    crash       db7/1 holdfast/accounts acct_2: crashed: no; {PARKED}"
     assert "acct_3" in second
 
 
@@ -89,7 +90,7 @@ def test_a_report_on_a_provider_names_it(configured_url: str) -> None:
 def test_json_lines_have_every_field_that_is_set(configured_url: str) -> None:
     store(configured_url, "acct_1")
     found = msgspec.json.decode(run("--format", "json").output)
-    assert found["text"] == "crashed: no; not restarted"
+    assert found["text"] == f"crashed: no; {PARKED}"
     assert (found["key"], found["member_id"], found["number"]) == ("acct_1", "proc_1", 1)
 
 

@@ -133,7 +133,7 @@ async def test_an_entry_says_what_happened_in_words(api: Api) -> None:
     assert SECRET[6:] not in text
     (entry,) = msgspec.json.decode(text)["data"]
     assert (entry["kind"], entry["level"], entry["account_id"]) == ("crash", "error", "acct_1")
-    assert entry["text"] == "crashed: ValueError: no whsec_***; restarts in 2 s"
+    assert entry["text"] == "crashed: ValueError: no whsec_***; restarts in 2 s; look at what was deployed last"
     assert entry["provider"] is None
 
 

@@ -160,7 +160,11 @@ async def test_a_task_is_shown_by_time_with_everything_about_it(api: Api) -> Non
     await live(api)
     found = await entries(api, f"tasks/{TASK}")
     assert [(each["source"], each["what"], each["text"]) for each in found] == [
-        ("report", "crash", "crashed: RuntimeError: a bug; not restarted"),
+        (
+            "report",
+            "crash",
+            "crashed: RuntimeError: a bug; not restarted; start it on the page of its process",
+        ),
         ("action", "resend_event done", "ada: asked"),
         ("delivery", "task.succeeded", "status 410 in 9 ms"),
         ("delivery", "task.succeeded", "timeout in 9 ms"),

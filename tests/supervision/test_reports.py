@@ -16,7 +16,7 @@ from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.telemetry import metrics
 from holdfast.telemetry.reports.causes import describe, leaf_of
 from holdfast.telemetry.reports.report import Report
-from holdfast.telemetry.reports.reporter import TEXT_LOGGED_CHARS, Reporter
+from holdfast.telemetry.reports.reporter import REASON_LOGGED_CHARS, Reporter
 from holdfast.telemetry.scrubbing import scrub
 
 HEX = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
@@ -117,14 +117,14 @@ def test_a_report_is_one_log_line_with_a_level_by_kind(logged: list[Any]) -> Non
         "event": "crash",
         "log_level": "error",
         "path": "top/a",
-        "text": "crashed: ValueError: a b (m:3); restarts in 0.5 s",
+        "text": "crashed: ValueError: a b (m:3); restarts in 0.5 s; look at what was deployed last",
     }
     assert shown[1] == {
         "event": "restart",
         "log_level": "info",
         "path": "top/a",
         "key": "acct_1",
-        "text": "up again",
+        "text": "started again",
     }
     assert [entry["log_level"] for entry in logged[2:]] == ["critical", "error", "warning"]
 
@@ -140,9 +140,17 @@ def test_reports_are_counted_by_kind_and_level(logged: list[Any]) -> None:
 
 def test_a_long_reason_is_cut_in_the_log_and_kept_in_the_report(logged: list[Any]) -> None:
     reporter = Reporter()
-    reporter.report(report(reason="word " * 200))
-    assert len(logged[0]["text"]) == TEXT_LOGGED_CHARS
+    reporter.report(report(reason="word " * 200, decision="backoff", delay_s=0.5))
+    cut = ("word " * 200)[: REASON_LOGGED_CHARS - 1]
+    assert logged[0]["text"].startswith(f"crashed: {cut}…; restarts in 0.5 s")
     assert reporter.recent()[0].reason == "word " * 200
+
+
+def test_the_start_of_a_process_names_it_as_links_do(logged: list[Any]) -> None:
+    reporter = Reporter(member_id="proc_1", worker=2)
+    reporter.report(Report(kind="start", path="holdfast"))
+    reporter.report(Report(kind="start", path="holdfast/http"))
+    assert [line["member"] for line in logged] == ["proc_1", None]
 
 
 def test_a_report_says_who_emitted_it_and_in_which_order(logged: list[Any]) -> None:

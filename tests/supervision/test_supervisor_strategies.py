@@ -190,6 +190,12 @@ async def test_an_operator_stops_and_restarts_a_child(scripted: ScriptedTree, au
         await scripted.settle()
         assert scripted.take_log() == ["?c", "-c", "+b", "+c"]
         assert {child.state for child in supervisor.children()} == {"running"}
+        await supervisor.restart_child("b", "by an operator: ticket 7")
+        await scripted.settle()
+        said = [
+            (each.kind, each.reason) for each in reversed(scripted.reporter.recent()) if each.path.endswith("/b")
+        ]
+        assert said[-2:] == [("stop", "by an operator: ticket 7"), ("restart", "by an operator: ticket 7")]
         with pytest.raises(KeyError):
             await supervisor.stop_child("absent")
     with pytest.raises(NotRunning):

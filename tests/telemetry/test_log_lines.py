@@ -175,17 +175,32 @@ def test_repeated_lines_of_libraries_are_folded_at_the_end(out: io.StringIO) -> 
     assert [line.get("folded") for line in lines(out)] == [None, 49]
 
 
-def test_a_folded_line_has_the_time_at_which_it_happened(out: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folded_line_keeps_the_order_and_has_the_time_of_the_last(
+    out: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
     configure_logging("json", stream=out)
     times = iter(f"2026-11-22T03:00:0{second}.000Z" for second in range(10))
     monkeypatch.setattr(logs, "time_of_line", lambda: next(times))
     for _ in range(3):
         logging.getLogger("hypercorn.error").warning("connection lost")
+    logging.getLogger("hypercorn.error").warning("given up")
     flush_logs()
-    assert [(line["time"], line.get("folded")) for line in lines(out)] == [
-        ("2026-11-22T03:00:00.000Z", None),
-        ("2026-11-22T03:00:02.000Z", 2),
+    assert [(line["time"][-7:], line.get("folded"), line.get("last")) for line in lines(out)] == [
+        ("00.000Z", None, None),
+        ("03.000Z", None, None),
+        ("04.000Z", 2, "2026-11-22T03:00:02.000Z"),
     ]
+
+
+def test_a_folded_line_does_not_repeat_the_traceback(out: io.StringIO) -> None:
+    configure_logging("json", stream=out)
+    for _ in range(3):
+        try:
+            raise ValueError("again")
+        except ValueError:
+            logging.getLogger("hypercorn.error").exception("unexpected fault")
+    flush_logs()
+    assert [("exception" in line, line.get("folded")) for line in lines(out)] == [(True, None), (False, 2)]
 
 
 def test_alembic_says_nothing_of_what_each_start_repeats(out: io.StringIO) -> None:

@@ -14,13 +14,32 @@ FAULT = {"reason_type": "ValueError", "reason": "a\n b", "location": "m:3"}
 EXAMPLES: list[tuple[dict[str, Any], str]] = [
     ({"kind": "start", "reason": "9 children"}, "started: 9 children"),
     ({"kind": "stop"}, "stopped"),
-    ({"kind": "crash", **FAULT}, "crashed: ValueError: a b (m:3); not restarted"),
+    (
+        {"kind": "crash", **FAULT},
+        "crashed: ValueError: a b (m:3); not restarted; start it on the page of its process",
+    ),
     (
         {"kind": "crash", **FAULT, "context": "start_error", "decision": "backoff", "delay_s": 0.5}
         | {"restarts": 1, "budget": 5},
-        "did not start: ValueError: a b (m:3); restarts in 0.5 s (1 of 5 restarts)",
+        "did not start: ValueError: a b (m:3); restarts in 0.5 s (1 of 5 restarts); look at what was deployed last",
     ),
-    ({"kind": "crash", "reason": "it returned", "decision": "restart"}, "crashed: it returned; restarts at once"),
+    (
+        {"kind": "crash", **FAULT, "decision": "backoff", "delay_s": 0.5, "restarts": 1, "budget": 5}
+        | {"level": "warning", "key": "acct_1", "mailbox_depth": 1}
+        | {"incarnation": 3, "last_message_type": "CreateTask"},
+        "crashed (incarnation 3, last message CreateTask): ValueError: a b (m:3); "
+        "restarts in 0.5 s (1 of 5 restarts); nothing to do",
+    ),
+    (
+        {"kind": "crash", **FAULT, "decision": "backoff", "delay_s": 0.5, "restarts": 1, "budget": 5}
+        | {"level": "warning", "key": "acct_1", "mailbox_depth": 0},
+        "crashed: ValueError: a b (m:3); "
+        "restarts with its next message, after 0.5 s (1 of 5 restarts); nothing to do",
+    ),
+    (
+        {"kind": "crash", "reason": "it returned", "decision": "restart"},
+        "crashed: it returned; restarts at once; look at what was deployed last",
+    ),
     ({"kind": "crash", **FAULT, "decision": "pause"}, "crashed: ValueError: a b (m:3); its group pauses"),
     (
         {"kind": "crash", **FAULT, "decision": "escalate", "restarts": 4, "budget": 3},
@@ -28,39 +47,54 @@ EXAMPLES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"kind": "crash_loop", "reason": "it keeps crashing: OSError", "duration_s": 93_600.0, "count": 99},
-        "it keeps crashing: OSError; lasts for 26 h, 99 failures",
+        "it keeps crashing: OSError; lasts for 26 h, 99 failures; look at what was deployed last",
     ),
-    ({"kind": "restart"}, "up again"),
+    ({"kind": "restart", "incarnation": 2}, "started again (incarnation 2)"),
     (
         {"kind": "quarantine", **FAULT, "delay_s": 120.0, "restarts": 6, "budget": 5, "decision": "quarantine"},
-        "quarantined for 120 s: ValueError: a b (m:3); after 6 crashes",
+        "quarantined for 120 s: ValueError: a b (m:3); after 6 crashes; "
+        "remove the cause, then release it on its page; it is tried again by itself",
     ),
     (
         {"kind": "quarantine", "reason": "ticket 7", "delay_s": 3600.0, "restarts": 1, "budget": 5},
-        "quarantined for 60 min: ticket 7",
+        "quarantined for 60 min: ticket 7; "
+        "remove the cause, then release it on its page; it is tried again by itself",
     ),
     ({"kind": "release", "reason": "its trial succeeded"}, "released from quarantine: its trial succeeded"),
     ({"kind": "pause", "reason_type": "OSError", "reason": "gone"}, "paused: OSError: gone"),
     ({"kind": "resume"}, "resumed"),
-    ({"kind": "escalation", "reason": "over 3 restarts"}, "gave up: over 3 restarts"),
+    (
+        {"kind": "escalation", "reason": "over 3 restarts"},
+        "gave up: over 3 restarts; the crashes before it name the cause",
+    ),
     (
         {"kind": "drain", "context": "shutdown", "reason": "every child in time"},
         "stopped in order: every child in time",
     ),
     ({"kind": "drain", "context": "killed", "reason": "killed: a"}, "did not stop in order: killed: a"),
     ({"kind": "roll", "reason": "process 1 by 2"}, "replaced: process 1 by 2"),
-    ({"kind": "roll", "level": "error", "reason": "not ready"}, "roll abandoned: not ready"),
+    (
+        {"kind": "roll", "level": "error", "reason": "not ready"},
+        "roll abandoned: not ready; remove the cause, then roll again",
+    ),
     (
         {"kind": "stuck", "reason": "Say waits in a < b", "duration_s": 31.0, "location": "a"},
-        "takes too long, 31 s so far: Say waits in a < b",
+        "takes too long, 31 s so far: Say waits in a < b; "
+        "it may be restarted on its page, unless it waits for the database",
+    ),
+    (
+        {"kind": "stuck", "reason": "process 7 does not respond", "duration_s": 3.0, "path": "processes/worker-0"},
+        "takes too long, 3 s so far: process 7 does not respond; it is replaced if that lasts",
     ),
     (
         {"kind": "poison", **FAULT, "last_message_type": "CreateTask", "count": 1},
-        "CreateTask crashes its actor: ValueError: a b (m:3)",
+        "CreateTask crashes its actor: ValueError: a b (m:3); "
+        "remove the cause, then replay or discard the message on its page",
     ),
     (
         {"kind": "poison", **FAULT, "last_message_type": "CreateTask", "count": 3},
-        "CreateTask crashes its actor again, now 3 times: ValueError: a b (m:3)",
+        "CreateTask crashes its actor again, now 3 times: ValueError: a b (m:3); "
+        "remove the cause, then replay or discard the message on its page",
     ),
     (
         {"kind": "dead_letter", "reason": "CreateTask, its deadline had passed"},
@@ -91,7 +125,7 @@ EXAMPLES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fields", "text"), EXAMPLES)
 def test_a_report_in_words(fields: dict[str, Any], text: str) -> None:
-    report = Report(at=datetime(2026, 11, 22, tzinfo=UTC), path="top/a", **fields)
+    report = Report(**{"at": datetime(2026, 11, 22, tzinfo=UTC), "path": "top/a", **fields})
     assert in_words(report) == text
     assert scrub(text) == text
 

@@ -61,6 +61,8 @@ class SupervisedChild:
         self.run = Run()
         self.ended_as: EndState | None = None
         self.must_stop = False
+        self.asked: str | None = None
+        """Why an operator stops or starts it; None if none does."""
         self.incarnation = 0
         self.was_up = False
         self.failures_in_row = 0
@@ -190,8 +192,12 @@ class ChildReports:
     def up(self, child: SupervisedChild) -> None:
         """Report that ``child`` is up. The first start of each is a line that few need: that of the tree is one."""
         is_first = child.incarnation == 1
-        self.report("start" if is_first else "restart", child, level="debug" if is_first else None)
+        self.report(
+            "start" if is_first else "restart", child, reason=child.asked, level="debug" if is_first else None
+        )
+        child.asked = None
 
     def stopped(self, child: SupervisedChild, *, in_drain: bool) -> None:
         """Report that ``child`` has stopped in order. A drain is summed up by one report at its end."""
-        self.report("stop", child, level="debug" if in_drain else None)
+        reason = None if in_drain else child.asked
+        self.report("stop", child, reason=reason, level="debug" if in_drain else None)

@@ -252,7 +252,7 @@ class Supervisor:
         instance: object = self._child(child_id).run.instance
         return instance if isinstance(instance, Supervisor) else None
 
-    async def restart_child(self, child_id: str) -> None:
+    async def restart_child(self, child_id: str, reason: str | None = None) -> None:
         """Restart a child and the siblings that its strategy includes, regardless of its restart type and history.
 
         It does not count against the restart budget. Returns when the child is up, or has finished since. Raises
@@ -261,7 +261,7 @@ class Supervisor:
         child = self._child(child_id)
         self._require_running()
         self._mark_siblings(child)
-        child.ended_as, child.failures_in_row = None, 0
+        child.ended_as, child.failures_in_row, child.asked = None, 0, reason
         child.clear_timer()
         child.must_stop = child.live
         before = child.incarnation
@@ -272,10 +272,11 @@ class Supervisor:
         if child.ended_as == "stopped":
             raise NotRunning(child.path)
 
-    async def stop_child(self, child_id: str) -> None:
+    async def stop_child(self, child_id: str, reason: str | None = None) -> None:
         """Stop one child until :meth:`restart_child`. Raises KeyError, :class:`NotRunning`."""
         child = self._child(child_id)
         self._require_running()
+        child.asked = reason
         child.end_as("stopped")
         child.must_stop = child.live
         self._advance()

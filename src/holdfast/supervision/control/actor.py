@@ -233,11 +233,12 @@ async def _act_on_child(top: Supervisor, action: ChildAction) -> ChildStatus | R
         )
     if isinstance(action, StartChild) and parent.state_of(child_id) in {"running", "starting", "restarting"}:
         return Refusal(code="child_running", message="The child is running, or about to start by itself.")
+    reason = f"by an operator: {action.reason}"
     try:
         if isinstance(action, StopChild):
-            await parent.stop_child(child_id)
+            await parent.stop_child(child_id, reason)
         else:
-            await parent.restart_child(child_id)
+            await parent.restart_child(child_id, reason)
     except NotRunning:
         return Refusal(code="child_not_found", message="Its supervisor has ended meanwhile.", param="path")
     return next(each for each in parent.children() if each.child_id == child_id)

@@ -3,8 +3,8 @@
 A line begins with time, level and event, then the ids it is about. Libraries that use the standard logging module
 (hypercorn, sqlalchemy, alembic, pykka) are written in the same way.
 
-Repeated lines are folded, written later as one line with a count. A report is never held, so that what a supervisor
-and an operator did is read in the order in which it happened;
+Repeated lines are folded, written later as one line with a count and the time of the last. A report is never held,
+so that what a supervisor and an operator did is read in the order in which it happened;
 :class:`~holdfast.telemetry.reports.reporter.Reporter` limits their number. Messages that were not handled may be
 very many. Events in the life of tasks have a line each until they are so many that only their counts are of use.
 
@@ -219,8 +219,10 @@ class _Lines:
         with self._lock:
             due = self.folding.due(at_once=at_once)
         for fields in due:
-            own = {"time": time_of_line(), "level": "info", "worker": self.worker}  # of the line of counted ones
-            self.put(self.render(in_order({**own, **fields})))
+            own = {"level": "info", "worker": self.worker}  # of the line of counted ones
+            # Lines stay in the order of their times. The first of them has shown the traceback.
+            written = {"time": time_of_line(), "last": fields.get("time"), "exception": None, "stack": None}
+            self.put(self.render(in_order({**own, **fields, **written})))
 
     def tell_lost(self, count: int) -> str:
         """Return the line that says how many lines were lost."""

@@ -29,7 +29,7 @@ _LEVEL_AND_WORDS: Final[dict[ReportKind, tuple[Level, str]]] = {
     "stop": ("info", "stopped"),
     "crash": ("error", "crashed"),
     "crash_loop": ("critical", "keeps crashing"),
-    "restart": ("info", "up again"),
+    "restart": ("info", "started again"),
     "quarantine": ("error", "quarantined"),
     "release": ("info", "released from quarantine"),
     "pause": ("warning", "paused"),
@@ -188,8 +188,8 @@ EVERY_REPORT = ReportFilter()
 
 
 def in_words(report: Report) -> str:
-    """Return what happened, why, and what was decided, in one line."""
-    return "; ".join(part for part in (_what(report), _decided(report)) if part)
+    """Return what happened, why, what was decided, and what an operator may do, in one line."""
+    return "; ".join(part for part in (_what(report), _decided(report), _advice(report)) if part)
 
 
 def _what(report: Report) -> str:
@@ -198,7 +198,7 @@ def _what(report: Report) -> str:
     if report.kind == "action":
         # Not "operator-token: …": the log masks what follows "token:", like the value of any token.
         return f"by {report.operator or 'an operator'}, {_one_line(report.reason)}"
-    happened = _happened(report) + _how_often(report)
+    happened = _happened(report) + _which(report) + _how_often(report)
     why = ": ".join(part for part in (report.reason_type, _one_line(report.reason)) if part)
     where = f" ({report.location})" if report.location and report.kind != "stuck" else ""
     return f"{happened}: {why}{where}" if why else happened
@@ -216,6 +216,14 @@ def _happened(report: Report) -> str:
     if report.kind == "quarantine" and report.delay_s is not None:
         return f"quarantined for {_lasting(report.delay_s)}"
     return _LEVEL_AND_WORDS[report.kind][1]
+
+
+def _which(report: Report) -> str:
+    """Return which incarnation ended or began, and the last message that it handled."""
+    if report.kind not in ("crash", "quarantine", "restart") or report.incarnation is None:
+        return ""
+    message = f", last message {report.last_message_type}" if report.last_message_type else ""
+    return f" (incarnation {report.incarnation}{message})"
 
 
 def _how_often(report: Report) -> str:
@@ -254,13 +262,41 @@ def _decided(report: Report) -> str:
         case "restart":
             return f"restarts at once{used}"
         case "backoff":
-            return f"restarts in {report.delay_s or 0:.3g} s{used}"
+            delay = f"{report.delay_s or 0:.3g} s"
+            # An actor without messages is not started for nothing.
+            idle = report.key is not None and report.mailbox_depth == 0
+            return f"restarts {f'with its next message, after {delay}' if idle else f'in {delay}'}{used}"
         case "pause":
             return "its group pauses"
         case "escalate":
             return f"its supervisor gives up{used}"
         case "none":
             return "not restarted"
+        case _:
+            return ""
+
+
+def _advice(report: Report) -> str:
+    """Return what an operator may do; docs/runbook.md has more."""
+    match report.kind:
+        case "crash" if report.decision in ("restart", "backoff"):
+            return "look at what was deployed last" if level_of(report) == "error" else "nothing to do"
+        case "crash" if report.decision == "none":
+            return "start it on the page of its process"
+        case "crash_loop":
+            return "look at what was deployed last"
+        case "quarantine":
+            return "remove the cause, then release it on its page; it is tried again by itself"
+        case "escalation":
+            return "the crashes before it name the cause"
+        case "poison":
+            return "remove the cause, then replay or discard the message on its page"
+        case "roll" if report.level == "error":
+            return "remove the cause, then roll again"
+        case "stuck" if report.path.startswith("processes/"):
+            return "it is replaced if that lasts"
+        case "stuck":
+            return "it may be restarted on its page, unless it waits for the database"
         case _:
             return ""
 

@@ -24,8 +24,8 @@ from holdfast.telemetry.reports.report import UNDATED, Report, in_words, level_o
 from holdfast.telemetry.scrubbing import scrub, spelled
 
 RING_RECORDS: Final = 1_000
-TEXT_LOGGED_CHARS: Final = 240
-"""A line to be read at a glance; the stored report has the whole text."""
+REASON_LOGGED_CHARS: Final = 200
+"""A line to be read at a glance; the stored report has the whole reason."""
 ALONE_MAX: Final = 100
 """So many reports of one kind and path pass one by one in a period."""
 PERIOD_S: Final = 10.0
@@ -124,7 +124,10 @@ class Reporter:
         )
 
     def _write(self, report: Report, fault: BaseException | None) -> None:
-        text = in_words(report if report.operator is None else replace(report, operator=spelled(report.operator)))
+        reason = " ".join((report.reason or "").split())
+        if len(reason) > REASON_LOGGED_CHARS:
+            reason = f"{reason[: REASON_LOGGED_CHARS - 1]}…"
+        operator = None if report.operator is None else spelled(report.operator)
         # Also without a value: what the present task is about need not be what the report is about.
         fields = {
             "path": report.path,
@@ -133,7 +136,9 @@ class Reporter:
             "task_id": report.task_id if report.task_id != report.key else None,
             "order_id": None,
             "provider": report.provider,
-            "text": text if len(text) <= TEXT_LOGGED_CHARS else f"{text[: TEXT_LOGGED_CHARS - 1]}…",
+            # The links between processes name them by this.
+            "member": report.member_id if report.kind in ("start", "stop") and "/" not in report.path else None,
+            "text": in_words(replace(report, reason=reason or None, operator=operator)),
             "trace_id": report.trace_id,
             "request_id": None,
         }
