@@ -24,7 +24,7 @@ from holdfast_console.rendering import HEADERS, Again, Html, Redirect, html_resp
 from holdfast_console.sites import Site, again_of
 from holdfast_console.views import PageCall, View, ViewHandler, ViewResult, Visit
 
-log = structlog.get_logger("holdfast.http")
+log = structlog.get_logger(__name__)
 
 HEADINGS: Final = {
     401: "Sign in first",

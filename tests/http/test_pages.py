@@ -32,6 +32,7 @@ from holdfast.supervision.control.messages import (
     DescribeProcess,
     GroupDescription,
     KeyList,
+    LevelList,
     ListKeys,
     RefusedRequestList,
     SampleList,
@@ -97,7 +98,7 @@ async def test_a_form_needs_the_session_and_its_token(api: Api, browser: PageRea
 def test_every_form_names_an_action_and_what_its_path_needs() -> None:
     templates = files("holdfast_console") / "templates" / "operators"
     text = "".join(each.read_text() for each in templates.iterdir())
-    forms = re.findall(r"""(?:ui\.act\("[^"]+", |form_of\()["'](\w+)["'], \[([^]]+)\]""", text)
+    forms = re.findall(r"""(?:ui\.act\("[^"]+", |form_of\()["'](\w+)["'], \[([^]]*)\]""", text)
     assert len(forms) == len(re.findall(r"ui\.act\(|form_of\('", text)) > 20
     actions = {route.action: route for route in all_routes()}
     for action, target in forms:
@@ -421,6 +422,7 @@ async def test_every_list_without_entries_is_a_valid_page(api: Api, browser: Pag
         DescribeProcess=PROCESS,
         ReadSamples=SampleList("proc_1", make_samples(Sample)),
         ListKeys=KeyList([]),
+        ListLevels=LevelList([]),
         ListRefusedRequests=RefusedRequestList([], []),
     )
     for path in PAGES:

@@ -25,6 +25,7 @@ from holdfast.commands.common import (
     report_faults,
     until_interrupted,
 )
+from holdfast.commands.log_level import log_level_command
 from holdfast.settings.checks import EMULATORS, INSTALL_EMULATORS, has_emulators
 from holdfast.settings.settings import (
     environment,
@@ -336,6 +337,9 @@ def reports_command(
 
     with report_faults(), quiet_ends():
         print_reports(wanted, since, limit=limit, follow=follow, form=form)
+
+
+app.command("log-level", rich_help_panel=WATCH)(log_level_command)
 
 
 @app.command("follow", rich_help_panel=WATCH)

@@ -28,6 +28,8 @@ from holdfast.http.kit.routes import HEALTH_PATHS, OrderIdConverter, Route, Task
 from holdfast.http.kit.values import shown
 from holdfast.ledger.refusals import Refusal
 from holdfast.telemetry import metrics
+from holdfast.telemetry.logs import levels, log_raised
+from holdfast.telemetry.logs.raised import about
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
 from holdfast.telemetry.traces import trace_id
 
@@ -132,6 +134,8 @@ def _begin(request: HoldfastRequest) -> None:
     """Give the request its id, and refuse a path that is not in its normal form."""
     request.started_s = time.perf_counter()
     start_trace(request)
+    if levels.any:
+        about.set((request.path,))
     if not is_normal_path(request.scope["raw_path"]):
         request.url_rule = None
         raise NotFound
@@ -146,9 +150,18 @@ def _finish(deps: Dependencies, request: HoldfastRequest, response: Response) ->
         form = next((each for each in _ERROR_FORMS if request.path.startswith(each.below)), None)
         response = response if form is None else form.convert(response)
         _count_refused(deps, request, response)
+    if levels.any:
+        _log_request(request, response.status_code, duration_s)
     end_trace(request, response.status_code)
     _histogram(request.endpoint or "none", response.status_code).observe(duration_s)
     return response
+
+
+def _log_request(request: HoldfastRequest, status: int, duration_s: float) -> None:
+    """Log a request if its path or its caller is raised."""
+    caller = request.caller or ""
+    fields = {"route": request.endpoint or "none", "status": status, "caller": caller or None}
+    log_raised("request", (request.path, caller), {**fields, "took_s": round(duration_s, 6)})
 
 
 def _count_refused(deps: Dependencies, request: HoldfastRequest, response: RefusalResponse) -> None:

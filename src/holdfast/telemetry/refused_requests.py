@@ -21,7 +21,7 @@ from holdfast.telemetry.logs import keep_refusal
 from holdfast.telemetry.reports.conditions import OTHERS, UNAVAILABLE, Conditions
 from holdfast.telemetry.scrubbing import spelled
 
-log = structlog.get_logger("holdfast.http")
+log = structlog.get_logger(__name__)
 
 RING_RECORDS: Final = 1_000
 PERIOD_S: Final = 60.0

@@ -36,7 +36,7 @@ from holdfast.telemetry.reports.reporter import Reporter
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIFramework
 
-log = structlog.get_logger("holdfast.http")
+log = structlog.get_logger(__name__)
 
 FINISH_REQUESTS_S = 5.0
 SEND_LATE_S = 5.0

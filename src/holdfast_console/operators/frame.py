@@ -47,7 +47,12 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
     ("", (Entry("/ops", "Overview"), Entry("/ops/follow", "Follow one thing"))),
     (
         "Processes",
-        (Entry("/ops/tree", "Tree"), Entry("/ops/actors", "Actors"), Entry("/ops/reports", "Reports")),
+        (
+            Entry("/ops/tree", "Tree"),
+            Entry("/ops/actors", "Actors"),
+            Entry("/ops/reports", "Reports"),
+            Entry("/ops/log-levels", "Log levels"),
+        ),
     ),
     (
         "Waiting for you",

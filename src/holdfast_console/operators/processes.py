@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.http.endpoints.operators.actors import ActorList, list_actors, read_actor
+from holdfast.http.endpoints.operators.log_levels import LogLevels, list_log_levels
 from holdfast.http.endpoints.operators.poison import list_poison_messages
 from holdfast.http.endpoints.operators.processes import Tree, read_tree
 from holdfast.http.kit.calls import Auth
@@ -66,6 +67,13 @@ async def actor(visit: Visit) -> ViewResult:
     if isinstance(found, Refusal):
         return found
     return Html("actor.html", {"actor": found}, is_live=True)
+
+
+@view("/ops/log-levels")
+async def log_levels(visit: Visit) -> ViewResult:
+    """The levels of the log that are raised; ``subject`` fills the form that raises one."""
+    values = {"levels": await visit.read(list_log_levels, LogLevels), "subject": visit.parameter("subject")}
+    return Html("log_levels.html", values, is_live=True)
 
 
 @view("/ops/quarantine")

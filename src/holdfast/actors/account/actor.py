@@ -176,6 +176,10 @@ class AccountActor(JournaledActor):
         self._orders: AccountOrders | None = None
         self._create_rate = CreateRate(limits.task_creates_per_s, limits.task_creates_burst)
 
+    def log_ids(self) -> dict[str, str]:
+        """The account's."""
+        return {"account_id": self._account_id}
+
     async def on_start(self) -> None:  # type: ignore[override]  # may await
         """Read the account's head, holds, live keys, what is spent of limits, webhooks, alerts and top-up."""
         loaded = await self._load(self._account_id)

@@ -32,6 +32,8 @@ from holdfast.actors.runtime.faults import Crashed, EndedByOperator, OutcomeUnkn
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage, TrioFuture
 from holdfast.actors.runtime.refs import StoppedFlag
 from holdfast.telemetry import metrics
+from holdfast.telemetry.logs import levels, log_raised
+from holdfast.telemetry.logs.raised import about
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
 from holdfast.telemetry.traces import start_span, traceparent
 
@@ -189,6 +191,8 @@ class TrioActor(pykka.Actor):
         link = envelope.traceparent if envelope.traceparent != trace else None
         span = start_span(f"turn {self.last_message.__name__}", trace, link=link)
         traceparent.set(trace if span is None else span.traceparent)
+        if levels.any:
+            about.set((self.kind, *self.log_ids().values()))
         try:
             message = envelope.message
             # The others are pykka's own, of its proxies.
@@ -207,6 +211,8 @@ class TrioActor(pykka.Actor):
         finally:
             ended_at = trio.current_time()
             turns.observe(ended_at - now)
+            if levels.any:
+                self._log_turn(envelope, ended_at)
             if self.records is not None:
                 self.records.turn_ended(ended_at)
             if span is not None:
@@ -216,6 +222,21 @@ class TrioActor(pykka.Actor):
     def trace_of(self, envelope: Envelope) -> str | None:
         """Return the trace that the handling of a message belongs to."""
         return envelope.traceparent
+
+    def log_ids(self) -> dict[str, str]:
+        """Return the ids that its lines have: its own, and its account's."""
+        return {}
+
+    def _log_turn(self, envelope: Envelope, ended_at: float) -> None:
+        waited_s = envelope.began_at - envelope.sent_at if envelope.sent_at else 0.0
+        fields = {
+            **self.log_ids(),
+            "actor": self.kind,
+            "message": type(envelope.message).__name__,
+            "waited_s": round(waited_s, 6),
+            "took_s": round(ended_at - envelope.began_at, 6),
+        }
+        log_raised("turn", (self.kind, *self.log_ids().values()), fields)
 
     def _on_exception(self, envelope: Envelope, exc: Exception) -> None:
         """End the incarnation, for an ask as for a tell: its state may be ahead of the rows."""

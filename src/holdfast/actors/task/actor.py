@@ -103,6 +103,11 @@ class TaskActor(JournaledActor):
         """The task's version, and the task."""
         return self._task.version, self._task
 
+    def log_ids(self) -> dict[str, str]:
+        """The task's, and its account's once it is read."""
+        own = {"task_id": self._request_id}
+        return {**own, "account_id": self._task.account_id} if self._exists and self.is_serving else own
+
     async def on_start(self) -> None:  # type: ignore[override]  # may await
         """Read the task and the events it has received."""
         try:

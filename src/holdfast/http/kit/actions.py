@@ -36,7 +36,7 @@ from holdfast.telemetry.reports.report import Report
 from holdfast.telemetry.scrubbing import SCRUBBED, scrub
 from holdfast.telemetry.traces import trace_id
 
-log = structlog.get_logger("holdfast.http")
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 G = TypeVar("G", bound=msgspec.Struct)

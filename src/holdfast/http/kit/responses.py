@@ -38,7 +38,7 @@ from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.telemetry.refused_requests import RefusedRequests
 from holdfast.telemetry.scrubbing import scrub
 
-log = structlog.get_logger("holdfast.http")
+log = structlog.get_logger(__name__)
 
 
 T = TypeVar("T")

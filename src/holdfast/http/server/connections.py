@@ -27,7 +27,7 @@ from holdfast.http.server.sources import OriginOf, Sources
 from holdfast.sockets.connected import ConnectedSocket
 from holdfast.telemetry import metrics
 
-log = structlog.get_logger("holdfast.http")
+log = structlog.get_logger(__name__)
 
 
 def log_traceback(event: str, fault: Exception) -> None:

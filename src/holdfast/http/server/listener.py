@@ -19,7 +19,7 @@ from holdfast.http.server.connections import Connections
 from holdfast.sockets.closing import refuse_new_connections
 from holdfast.sockets.connected import ConnectedSocket
 
-log = structlog.get_logger("holdfast.http")
+log = structlog.get_logger(__name__)
 
 PAUSE_S: Final = 0.1
 """The pause after the process or the system ran out of file descriptors."""

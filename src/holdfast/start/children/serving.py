@@ -26,7 +26,7 @@ from holdfast.telemetry.scrubbing import register_secrets
 from holdfast.telemetry.traces.export import export_traces
 from holdfast.wiring.assembly import Assembly, assemble
 
-log = structlog.get_logger("holdfast.worker")
+log = structlog.get_logger(__name__)
 
 
 def serve(arguments: WorkerArguments, on_start: Callable[[], None]) -> int:

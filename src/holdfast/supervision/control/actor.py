@@ -6,7 +6,7 @@ any time. A command that fails ends itself and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -32,13 +32,17 @@ from holdfast.supervision.control.messages import (
     DescribeProcess,
     Draining,
     DrainProcess,
+    EndLevel,
+    LevelList,
     LineList,
     ListDeadLetters,
+    ListLevels,
     ListLines,
     ListRefusedRequests,
     ProcessDescription,
     ProcessIdentity,
     ProviderView,
+    RaiseLevel,
     ReadSamples,
     RefusedRequestList,
     RestartChild,
@@ -50,7 +54,7 @@ from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.faults import NotRunning
 from holdfast.supervision.status import ChildStatus
 from holdfast.supervision.supervisor import Supervisor
-from holdfast.telemetry.logs import find_lines
+from holdfast.telemetry.logs import find_lines, levels, raise_level
 from holdfast.telemetry.metrics.figures import UNKNOWN, figures_of, frequent_refusals, slowest_routes
 from holdfast.telemetry.metrics.samples import SampleRing
 from holdfast.telemetry.refused_requests import RefusedRequests
@@ -123,6 +127,10 @@ class ControlActor(Worker):
         super().__init__(ref)
         self._process = process
 
+    def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
+        """The loop that ends raised levels."""
+        return (levels.end_in_time,)
+
     async def _turn(self, envelope: Envelope) -> None:
         self.nursery.start_soon(self._answer, envelope)
 
@@ -151,6 +159,14 @@ class ControlActor(Worker):
                 return await self._lines(message)
             case ReadSamples():
                 return SampleList(self._process.identity.member_id, [*self._process.samples.since(message.since)])
+            case RaiseLevel():
+                raise_level(message.subject, message.reason, for_s=message.for_s, lines_per_s=message.lines_per_s)
+                return LevelList(levels.list())
+            case EndLevel():
+                levels.end(message.subject)
+                return LevelList(levels.list())
+            case ListLevels():
+                return LevelList(levels.list())
             case DrainProcess():
                 log.warning("draining for an operator", reason=message.reason)
                 self._process.drain()

@@ -18,6 +18,7 @@ from holdfast.supervision.dead_letters import DeadLetter, DeadReason
 from holdfast.supervision.keyed_child import ActorState
 from holdfast.supervision.keyed_group import KeyRestart
 from holdfast.supervision.status import ChildStatus, Work
+from holdfast.telemetry.logs.raised import RaisedLevel
 from holdfast.telemetry.metrics.figures import ProviderFigures, RefusalFigures, RouteFigures
 from holdfast.telemetry.metrics.samples import Sample
 from holdfast.telemetry.refused_requests import RefusedCaller, RefusedRequest
@@ -178,6 +179,12 @@ class LineList(msgspec.Struct, frozen=True):
     is_cut: bool
 
 
+class LevelList(msgspec.Struct, frozen=True):
+    """The levels that are raised in one process."""
+
+    levels: list[RaisedLevel]
+
+
 class SampleList(msgspec.Struct, frozen=True):
     """Samples of one process."""
 
@@ -252,6 +259,12 @@ class ListLines(Command["LineList"], frozen=True):
     limit: int
 
 
+class ListLevels(Command["LevelList"], frozen=True):
+    """List the levels that are raised."""
+
+    is_idempotent: ClassVar[bool] = True
+
+
 class ReadSamples(Command["SampleList"], frozen=True):
     """Return the samples taken after ``since``, or all that the process keeps."""
 
@@ -322,6 +335,22 @@ class ResumeGroup(_OnGroup, frozen=True):
     """End a group's pause, whether an operator or crashes began it."""
 
 
+class RaiseLevel(Command["LevelList"], frozen=True):
+    """Write the lines at ``debug`` of a subject for ``for_s`` seconds, at most ``lines_per_s``."""
+
+    subject: str
+    for_s: float
+    lines_per_s: int
+    reason: str
+
+
+class EndLevel(Command["LevelList"], frozen=True):
+    """End a raised level before its time, if it is raised."""
+
+    subject: str
+    reason: str
+
+
 class DrainProcess(Command["Draining"], frozen=True):
     """Stop the process in order, as at SIGTERM."""
 
@@ -337,7 +366,10 @@ ControlCommand: TypeAlias = (
     | ListDeadLetters
     | ListRefusedRequests
     | ListLines
+    | ListLevels
     | ReadSamples
+    | RaiseLevel
+    | EndLevel
     | DrainProcess
     | ChildAction
     | GroupCommand

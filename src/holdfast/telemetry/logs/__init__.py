@@ -38,6 +38,7 @@ from holdfast.telemetry.logs.lines import (
     render_json,
     time_of_line,
 )
+from holdfast.telemetry.logs.raised import Raised, RaisedLevels, about
 from holdfast.telemetry.logs.ring import FoundLines, LineRing, newest_of
 from holdfast.telemetry.repetitions import Repetitions
 from holdfast.telemetry.reports.report import REPORT_KINDS
@@ -81,7 +82,7 @@ class Folding:
 
     def admit(self, fields: Fields) -> bool:
         """Whether to write this line now; otherwise it is counted."""
-        if "path" in fields and fields["event"] in NEVER_HELD:
+        if "raised" in fields or ("path" in fields and fields["event"] in NEVER_HELD):
             return True
         texts = _texts(fields)
         kind = tuple((name, text) for name, text in texts if name not in _NOT_COMPARED)
@@ -284,6 +285,7 @@ def configure_logging(
         raise ValueError(f"unknown log level {level!r}")
     out = stream if stream is not None else sys.stderr
     _lines.end(FLUSH_S)
+    levels.clear()
     _lines.level, _lines.worker = number, worker
     _lines.folding = Folding(time.monotonic, processes=processes)
     _lines.keep(memory_bytes, memory_s)
@@ -293,15 +295,10 @@ def configure_logging(
         _lines.writer, _lines.put = writer, writer.write
     else:
         _lines.put = lambda line: _put_now(out, line)
-    shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
-        _add_context,
-        structlog.stdlib.add_log_level,
-    ]
     handler = _Handler()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared, _library_name],
+            foreign_pre_chain=[*_SHARED, _library_name],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.StackInfoRenderer(),
@@ -320,12 +317,62 @@ def configure_logging(
         logger.propagate = True
         least = logging.ERROR if name in _SILENT_LOGGERS else logging.WARNING if name in _QUIET_LOGGERS else number
         logger.setLevel(max(number, least))
+    _configure_own()
+
+
+_SHARED: Final[Sequence[Processor]] = (
+    structlog.contextvars.merge_contextvars,
+    _add_context,
+    structlog.stdlib.add_log_level,
+)
+
+
+def _configure_own() -> None:
+    """Set up the loggers of this service, for the level and those that are raised."""
+    logging.getLogger("holdfast").setLevel(logging.DEBUG if levels.any else logging.NOTSET)
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[
+            *_SHARED,
+            *([_only_raised] if levels.any else []),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
         logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.make_filtering_bound_logger(number),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if levels.any else _lines.level),
         cache_logger_on_first_use=False,
     )
+
+
+def _only_raised(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Drop a line below the level that no raised one takes."""
+    if logging.getLevelNamesMapping().get(method.upper(), logging.ERROR) >= _lines.level:
+        return event
+    raised = levels.find(logger.name, event.get("key"), event.get("account_id"))
+    if raised is None or not raised.admit():
+        raise structlog.DropEvent
+    return {**event, "raised": raised.subject}
+
+
+def _tell_ended(raised: Raised) -> None:
+    log = structlog.get_logger(__name__)
+    log.info("level no longer raised", subject=raised.subject, logged=raised.logged, dropped=raised.dropped)
+
+
+levels: Final = RaisedLevels(_configure_own, _tell_ended)
+"""The levels that are raised in this process."""
+
+
+def raise_level(subject: str, reason: str, *, for_s: float, lines_per_s: int) -> None:
+    """Write what a subject has at ``debug`` for a time (:mod:`~holdfast.telemetry.logs.raised`)."""
+    levels.begin(Raised(subject, reason, for_s=for_s, lines_per_s=lines_per_s))
+    log = structlog.get_logger(__name__)
+    log.info("level raised", subject=subject, for_s=for_s, lines_per_s=lines_per_s, reason=reason)
+
+
+def log_raised(event: str, names: tuple[str, ...], fields: Mapping[str, object]) -> None:
+    """Log at ``debug`` what is too frequent for a level of the whole process, if one of ``names`` is raised."""
+    if levels.find(*names) is not None:
+        about.set(names)
+        structlog.get_logger(__name__).debug(event, **fields)
 
 
 def _put_now(out: TextIO, line: str) -> None:
@@ -340,7 +387,7 @@ def log_event(event: str, fields: Mapping[str, str | int | None]) -> None:
     The fields are put as they are and in this order, so they are only our own ids, names of the catalog, codes and
     numbers: never a text from outside.
     """
-    if _lines.level <= logging.INFO:
+    if _lines.level <= logging.INFO or (levels.any and levels.find(*fields.values()) is not None):
         line = {"time": time_of_line(), "level": "info", "event": event, **fields, **_lines.context()}
         if None in fields.values():
             line = {name: value for name, value in line.items() if value is not None}

@@ -48,7 +48,7 @@ class Reporter:
         worker: int | None = None,
     ) -> None:
         self.now = now
-        self._log: FilteringBoundLogger = logger or structlog.get_logger("holdfast.telemetry.reports")
+        self._log: FilteringBoundLogger = logger or structlog.get_logger(__name__)
         self._emitter = {"member_id": member_id, "host": host, "worker": worker}
         self._number = 0
         self._bursts = Repetitions[Report](lambda: self.now().timestamp(), ALONE_MAX, [PERIOD_S])

@@ -82,7 +82,7 @@ CARD_ERRORS: Final = (
 NOT_CONFIGURED: Final = Refusal(code="provider_not_configured", message="No card provider is configured.")
 _CLIENT_SECRET = re.compile(rb'("client_secret"\s*:\s*)"(?:[^"\\]|\\.)*"', re.DOTALL)
 
-log = structlog.get_logger("holdfast.http")
+log = structlog.get_logger(__name__)
 
 
 @route(

@@ -1,0 +1,61 @@
+"""``holdfast log-level``: raises the level of the log for a subject and a time, and lists what is raised."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.commands.common import fail, report_faults
+from holdfast.settings.settings import environment, load_service_location
+from holdfast.start.exit_codes import BAD_CONFIGURATION, GAVE_UP
+
+TIMEOUT_S = 30.0
+
+
+def log_level_command(
+    subject: Annotated[
+        str | None,
+        typer.Argument(help="A module such as holdfast.persistence, a kind of actor, an account, or a path."),
+    ] = None,
+    *,
+    for_s: Annotated[float, typer.Option("--for", min=1, max=3600, help="For so many seconds.")] = 600.0,
+    lines: Annotated[
+        int, typer.Option(min=1, max=1000, help="In each process at most so many lines a second.")
+    ] = 100,
+    member: Annotated[
+        str | None, typer.Option("--process", help="Only in this process (proc_…); by default in all.")
+    ] = None,
+    end: Annotated[bool, typer.Option("--end", help="End it before its time, in all processes.")] = False,
+    reason: Annotated[str, typer.Option(help="Why; it is recorded. Needed with a subject.")] = "",
+    url: Annotated[
+        str | None,
+        typer.Option(help="The service's address; by default the configured one.", show_default=False),
+    ] = None,
+) -> None:
+    """Write a subject's lines at debug for a time; without a subject list what is raised in the running service."""
+    from holdfast.commands.service_calls import ServiceFault, call_service
+    from holdfast.http.endpoints.operators.log_levels import LogLevels
+
+    body: dict[str, object] | None = None
+    if subject is not None:
+        if not reason.strip():
+            fail("--reason is needed: it is recorded with the action.", BAD_CONFIGURATION)
+        raised = {"for_s": for_s, "lines_per_s": lines, "member_id": member}
+        body = {"subject": subject, "reason": reason, **({} if end else raised)}
+    path = f"/ops/api/log-levels{'/end' if end and subject else ''}"
+    with report_faults():
+        location = load_service_location(environment())
+        try:
+            found = call_service(location, path, LogLevels, url=url, timeout_s=TIMEOUT_S, body=body)
+        except ServiceFault as fault:
+            fail(str(fault), GAVE_UP)
+    for each in found.data:
+        typer.echo(
+            f"{each.member_id} {each.subject} until {each.ends_at}, {each.logged} lines, {each.dropped} dropped: "
+            f"{each.reason}"
+        )
+    if not found.data:
+        typer.echo("No level is raised.")
+    if found.unreachable:
+        typer.echo(f"Processes that did not answer: {', '.join(found.unreachable)}", err=True)
