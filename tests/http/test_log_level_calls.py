@@ -12,7 +12,7 @@ from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.faults import Unavailable
 from holdfast.http.endpoints.operators.log_levels import FOR_DEFAULT_S, LINES_DEFAULT, MAILBOX_WORKERS
 from holdfast.http.schemas.operators import GROUPS
-from holdfast.supervision.control.messages import EndLevel, LevelList, ListLevels, MemberView, RaiseLevel
+from holdfast.supervision.control.messages import LevelList, ListLevels, MemberView, RaiseLevel
 from holdfast.telemetry.logs.raised import RaisedLevel
 
 from .page_reader import PageReader
@@ -45,7 +45,7 @@ def asked(api: Api) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
 
     def answer(command: Any) -> Any:
-        if not isinstance(command, EndLevel | ListLevels | RaiseLevel):
+        if not isinstance(command, ListLevels | RaiseLevel):
             return PROCESS
         member = controls.asked[-1][0]
         found.append((member, command))
@@ -57,9 +57,9 @@ def asked(api: Api) -> list[tuple[str, Any]]:
     return found
 
 
-async def send(api: Api, path: str = "", **body: Any) -> Any:
+async def send(api: Api, **body: Any) -> Any:
     headers = {"Authorization": f"Bearer {api.deps.settings.operator_token}"}
-    return await api.call("POST", f"/ops/api/log-levels{path}", json={**WHY, **body}, headers=headers)
+    return await api.call("POST", "/ops/api/log-levels", json={**WHY, **body}, headers=headers)
 
 
 async def test_all_processes_or_one_are_asked_and_it_is_recorded(api: Api, asked: list[tuple[str, Any]]) -> None:
@@ -72,15 +72,18 @@ async def test_all_processes_or_one_are_asked_and_it_is_recorded(api: Api, asked
     ok(await send(api, subject="tasks", for_s=60, lines_per_s=5, member_id=me))
     assert asked == [(me, RaiseLevel("tasks", 60.0, 5, "ticket 7"))]
     asked.clear()
-    ok(await send(api, "/end", subject="tasks"))
-    assert {command for _, command in asked} == {EndLevel("tasks", "ticket 7")}
+    ok(await send(api, subject="tasks", for_s=0))
+    assert {command.for_s for _, command in asked} == {0}
     headers = {"Authorization": f"Bearer {api.deps.settings.operator_token}"}
     actions = ok(await api.call("GET", "/ops/api/actions", headers=headers))["data"]
     assert [(each["action"], each["parameters"]["subject"], each["reason"]) for each in reversed(actions)] == [
         ("raise_log_level", "acct_1", "ticket 7"),
         ("raise_log_level", "tasks", "ticket 7"),
-        ("end_log_level", "tasks", "ticket 7"),
+        ("raise_log_level", "tasks", "ticket 7"),
     ]
+    assert next(report.reason for report in api.reports) == (
+        "raise log level: done; subject: acct_1; reason: ticket 7"
+    )
 
 
 @pytest.mark.parametrize("subject", ["holdfast", "holdfast.http.kit", "outbox", "accounts", "acct_x", "/v2/task"])
@@ -94,7 +97,7 @@ async def test_a_subject_that_has_no_lines_is_refused(api: Api, asked: list[tupl
     assert asked == []
 
 
-@pytest.mark.parametrize("body", [{"for_s": 3601}, {"for_s": 0}, {"lines_per_s": 0}, {"lines_per_s": 1001}])
+@pytest.mark.parametrize("body", [{"for_s": 3601}, {"for_s": -1}, {"lines_per_s": 0}, {"lines_per_s": 1001}])
 async def test_time_and_lines_are_bounded(api: Api, asked: list[tuple[str, Any]], body: dict[str, Any]) -> None:
     assert (await send(api, subject="tasks", **body)).status_code == 400
     assert asked == []
@@ -113,8 +116,8 @@ async def test_the_page_shows_raises_and_ends_them(
     assert (done.status_code, done.headers["Location"]) == (303, "/ops/log-levels")
     assert {command for _, command in asked} == {RaiseLevel("acct_1", 60.0, 10, "ticket 7")}
     asked.clear()
-    await browser.send("/ops/log-levels/end", **fields, subject="acct_1")
-    assert {command for _, command in asked} == {EndLevel("acct_1", "ticket 7")}
+    await browser.send("/ops/log-levels", **fields, subject="acct_1", for_s="0")
+    assert {(command.subject, command.for_s) for _, command in asked} == {("acct_1", 0)}
 
 
 def test_every_kind_of_actor_is_a_subject() -> None:

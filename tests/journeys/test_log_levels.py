@@ -47,7 +47,7 @@ async def test_the_lines_of_one_account_are_raised_in_all_workers_for_a_time(
         assert await until(lambda: events("turn", 1))
         assert {line["worker"] for line in await until(lambda: events("level raised", 2))} == {0, 1}
         # An operator ends it before its time.
-        assert await command(service, ada.account_id, "--end", "--reason", "seen") == ["No level is raised."]
+        assert await command(service, ada.account_id, "--for", "0", "--reason", "seen") == ["No level is raised."]
         assert {line["worker"] for line in await until(lambda: events("level no longer raised", 2))} == {0, 1}
         # And it ends by itself.
         await command(service, ada.account_id, "--for", "1", "--reason", "ticket 8")
@@ -56,7 +56,7 @@ async def test_the_lines_of_one_account_are_raised_in_all_workers_for_a_time(
         actions = ok(await http.get("/ops/api/actions"))["data"]
         assert [(each["action"], each["reason"]) for each in actions] == [
             ("raise_log_level", "ticket 8"),
-            ("end_log_level", "seen"),
+            ("raise_log_level", "seen"),
             ("raise_log_level", "ticket 7"),
         ]
     lines = service.log_lines()

@@ -232,7 +232,6 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         "start_child": Good(CHILD),
         "restart_child": Good(CHILD),
         "raise_log_level": Good({"subject": "/v2/task/create", **WHY}),
-        "end_log_level": Good({"subject": "/v2/task/create", **WHY}),
         "list_actors": Good(query={"group": "accounts"}),
         "create_api_key": Good({}),
         "change_api_key": Good({"name": "ci", "limit": {"credits": "900.00", "window": "month"}}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -200,6 +200,20 @@ async def test_an_operator_stops_and_restarts_a_child(scripted: ScriptedTree, au
             await supervisor.stop_child("absent")
     with pytest.raises(NotRunning):
         await supervisor.restart_child("b")
+
+
+async def test_a_crash_names_the_last_message_of_its_incarnation(
+    scripted: ScriptedTree, autojump_clock: MockClock
+) -> None:
+    supervisor = scripted.supervisor(scripted.spec("a"))
+    async with scripted.running(supervisor):
+        player: Any = scripted.players["a"]
+        player.last_message = Backoff
+        for _ in range(2):
+            scripted.crash("a")
+            await scripted.settle()
+    crashes = scripted.reports("crash")
+    assert [(each.incarnation, each.last_message_type) for each in crashes] == [(1, "Backoff"), (2, None)]
 
 
 async def test_a_group_restart_omits_a_child_stopped_by_an_operator(

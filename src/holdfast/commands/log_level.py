@@ -19,14 +19,13 @@ def log_level_command(
         typer.Argument(help="A module such as holdfast.persistence, a kind of actor, an account, or a path."),
     ] = None,
     *,
-    for_s: Annotated[float, typer.Option("--for", min=1, max=3600, help="For so many seconds.")] = 600.0,
+    for_s: Annotated[float, typer.Option("--for", min=0, max=3600, help="For so many seconds; 0 ends it.")] = 600.0,
     lines: Annotated[
         int, typer.Option(min=1, max=1000, help="In each process at most so many lines a second.")
     ] = 100,
     member: Annotated[
         str | None, typer.Option("--process", help="Only in this process (proc_…); by default in all.")
     ] = None,
-    end: Annotated[bool, typer.Option("--end", help="End it before its time, in all processes.")] = False,
     reason: Annotated[str, typer.Option(help="Why; it is recorded. Needed with a subject.")] = "",
     url: Annotated[
         str | None,
@@ -41,13 +40,13 @@ def log_level_command(
     if subject is not None:
         if not reason.strip():
             fail("--reason is needed: it is recorded with the action.", BAD_CONFIGURATION)
-        raised = {"for_s": for_s, "lines_per_s": lines, "member_id": member}
-        body = {"subject": subject, "reason": reason, **({} if end else raised)}
-    path = f"/ops/api/log-levels{'/end' if end and subject else ''}"
+        body = {"for_s": for_s, "lines_per_s": lines, "member_id": member, "subject": subject, "reason": reason}
     with report_faults():
         location = load_service_location(environment())
         try:
-            found = call_service(location, path, LogLevels, url=url, timeout_s=TIMEOUT_S, body=body)
+            found = call_service(
+                location, "/ops/api/log-levels", LogLevels, url=url, timeout_s=TIMEOUT_S, body=body
+            )
         except ServiceFault as fault:
             fail(str(fault), GAVE_UP)
     for each in found.data:

@@ -64,6 +64,8 @@ class SupervisedChild:
         self.asked: str | None = None
         """Why an operator stops or starts it; None if none does."""
         self.incarnation = 0
+        self.last_message_type: str | None = None
+        """The type of the last message of an actor that has ended."""
         self.was_up = False
         self.failures_in_row = 0
         self.window = RestartWindow(intensity.restarts, intensity.period_s)
@@ -152,6 +154,7 @@ class ChildReports:
                 child_id=child.spec.child_id if child is not None else None,
                 incarnation=child.incarnation if child is not None else None,
                 context=context,
+                last_message_type=child.last_message_type if child is not None and kind == "crash" else None,
                 reason=reason,
                 location=location_of(root_cause(fault) or fault) if fault is not None else None,
                 restarts=self.window.count(trio.current_time()),

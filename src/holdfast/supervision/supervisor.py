@@ -380,6 +380,8 @@ class Supervisor:
         asked = child.must_stop or child.phase == "stopping" or self._ending.is_set()
         context: Context = "start_error" if child.phase == "starting" else "child_terminated"
         child.phase, child.must_stop, child.since = "down", False, self._reporter.now()
+        last: object = getattr(run.instance, "last_message", None)
+        child.last_message_type = last.__name__ if isinstance(last, type) else None
         run.instance = None
         run.done.set()
         if fault is not None:

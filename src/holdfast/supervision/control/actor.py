@@ -32,7 +32,6 @@ from holdfast.supervision.control.messages import (
     DescribeProcess,
     Draining,
     DrainProcess,
-    EndLevel,
     LevelList,
     LineList,
     ListDeadLetters,
@@ -161,9 +160,6 @@ class ControlActor(Worker):
                 return SampleList(self._process.identity.member_id, [*self._process.samples.since(message.since)])
             case RaiseLevel():
                 raise_level(message.subject, message.reason, for_s=message.for_s, lines_per_s=message.lines_per_s)
-                return LevelList(levels.list())
-            case EndLevel():
-                levels.end(message.subject)
                 return LevelList(levels.list())
             case ListLevels():
                 return LevelList(levels.list())

@@ -336,18 +336,11 @@ class ResumeGroup(_OnGroup, frozen=True):
 
 
 class RaiseLevel(Command["LevelList"], frozen=True):
-    """Write the lines at ``debug`` of a subject for ``for_s`` seconds, at most ``lines_per_s``."""
+    """Write the lines at ``debug`` of a subject for ``for_s`` seconds (0: no longer), at most ``lines_per_s``."""
 
     subject: str
     for_s: float
     lines_per_s: int
-    reason: str
-
-
-class EndLevel(Command["LevelList"], frozen=True):
-    """End a raised level before its time, if it is raised."""
-
-    subject: str
     reason: str
 
 
@@ -369,7 +362,6 @@ ControlCommand: TypeAlias = (
     | ListLevels
     | ReadSamples
     | RaiseLevel
-    | EndLevel
     | DrainProcess
     | ChildAction
     | GroupCommand

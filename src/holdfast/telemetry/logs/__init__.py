@@ -38,7 +38,7 @@ from holdfast.telemetry.logs.lines import (
     render_json,
     time_of_line,
 )
-from holdfast.telemetry.logs.raised import Raised, RaisedLevels, about
+from holdfast.telemetry.logs.raised import RaisedLevel, RaisedLevels, about
 from holdfast.telemetry.logs.ring import FoundLines, LineRing, newest_of
 from holdfast.telemetry.repetitions import Repetitions
 from holdfast.telemetry.reports.report import REPORT_KINDS
@@ -346,13 +346,13 @@ def _only_raised(logger: WrappedLogger, method: str, event: EventDict) -> EventD
     """Drop a line below the level that no raised one takes."""
     if logging.getLevelNamesMapping().get(method.upper(), logging.ERROR) >= _lines.level:
         return event
-    raised = levels.find(logger.name, event.get("key"), event.get("account_id"))
-    if raised is None or not raised.admit():
+    subject = levels.admit(logger.name, event.get("key"), event.get("account_id"))
+    if subject is None:
         raise structlog.DropEvent
-    return {**event, "raised": raised.subject}
+    return {**event, "raised": subject}
 
 
-def _tell_ended(raised: Raised) -> None:
+def _tell_ended(raised: RaisedLevel) -> None:
     log = structlog.get_logger(__name__)
     log.info("level no longer raised", subject=raised.subject, logged=raised.logged, dropped=raised.dropped)
 
@@ -362,8 +362,13 @@ levels: Final = RaisedLevels(_configure_own, _tell_ended)
 
 
 def raise_level(subject: str, reason: str, *, for_s: float, lines_per_s: int) -> None:
-    """Write what a subject has at ``debug`` for a time (:mod:`~holdfast.telemetry.logs.raised`)."""
-    levels.begin(Raised(subject, reason, for_s=for_s, lines_per_s=lines_per_s))
+    """Write what a subject has at ``debug`` for ``for_s`` seconds, 0 to end it
+    (:mod:`~holdfast.telemetry.logs.raised`).
+    """
+    if not for_s:
+        levels.end(subject)
+        return
+    levels.begin(subject, reason, for_s=for_s, lines_per_s=lines_per_s)
     log = structlog.get_logger(__name__)
     log.info("level raised", subject=subject, for_s=for_s, lines_per_s=lines_per_s, reason=reason)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import timedelta
 from time import monotonic
@@ -16,6 +17,7 @@ from typing import Final
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from holdfast.ledger.clock import format_time, utc_now
 from holdfast.ledger.public_types import Time
@@ -38,108 +40,95 @@ class RaisedLevel(msgspec.Struct, frozen=True, kw_only=True):
     """When it ends."""
     lines_per_s: int
     """How many lines are written in a second at most."""
-    logged: int
+    logged: int = 0
     """How many were written."""
-    dropped: int
+    dropped: int = 0
     """How many were dropped, because there were more."""
 
 
-class Raised:
-    """One of them. ``until`` is a time of trio's clock. Safe for threads."""
-
-    def __init__(self, subject: str, reason: str, *, for_s: float, lines_per_s: int) -> None:
-        self.subject = subject
-        self.until = trio.current_time() + for_s
-        self.logged = self.dropped = 0
-        self._reason = reason
-        self._ends_at = format_time(utc_now() + timedelta(seconds=for_s))
-        self._lines_per_s = lines_per_s
-        self._second, self._in_second = -1, 0
-        self._lock = threading.Lock()
-
-    def is_of(self, names: Iterable[object]) -> bool:
-        """Whether one of the names is the subject, or below it."""
-        below = (f"{self.subject}.", f"{self.subject}/")
-        return any(isinstance(name, str) and (name == self.subject or name.startswith(below)) for name in names)
-
-    def admit(self) -> bool:
-        """Whether a line may be written in this second; otherwise it is counted."""
-        with self._lock:
-            second = int(monotonic())
-            if second != self._second:
-                self._second, self._in_second = second, 0
-            self._in_second += 1
-            is_admitted = self._in_second <= self._lines_per_s
-            self.logged += is_admitted
-            self.dropped += not is_admitted
-            return is_admitted
-
-    def shown(self) -> RaisedLevel:
-        """Return it as operators see it."""
-        return RaisedLevel(
-            subject=self.subject,
-            reason=self._reason,
-            ends_at=self._ends_at,
-            lines_per_s=self._lines_per_s,
-            logged=self.logged,
-            dropped=self.dropped,
-        )
-
-
 class RaisedLevels:
-    """Those of this process. ``on_change`` is called when the first is raised and when the last has ended.
-
-    ``on_end`` is called with each that has ended.
+    """Those of this process. ``on_change`` is called when the first is raised and when the last has ended,
+    ``on_end`` with each that has ended. Levels are raised and ended in trio's thread; lines may come from any.
     """
 
-    def __init__(self, on_change: Callable[[], None], on_end: Callable[[Raised], None]) -> None:
+    def __init__(self, on_change: Callable[[], None], on_end: Callable[[RaisedLevel], None]) -> None:
         self.any = False
         """Whether one is raised."""
         self._on_change, self._on_end = on_change, on_end
-        self._raised: dict[str, Raised] = {}
+        self._levels: dict[str, RaisedLevel] = {}
+        self._until: dict[str, float] = {}
         self._changed = trio.Event()
+        self._second, self._in_second = 0, Counter[str]()
+        self._lock = threading.Lock()
 
-    def begin(self, raised: Raised) -> None:
+    def begin(self, subject: str, reason: str, *, for_s: float, lines_per_s: int) -> None:
         """Raise a level, in place of an earlier one of its subject."""
-        self.end(raised.subject)
-        if len(self._raised) >= SUBJECTS_MAX:
-            self.end(next(iter(self._raised)))
-        self._raised = {**self._raised, raised.subject: raised}
+        self.end(subject)
+        if len(self._levels) >= SUBJECTS_MAX:
+            self.end(next(iter(self._levels)))
+        ends_at = format_time(utc_now() + timedelta(seconds=for_s))
+        level = RaisedLevel(subject=subject, reason=reason, ends_at=ends_at, lines_per_s=lines_per_s)
+        with self._lock:
+            self._levels[subject] = level
+        self._until[subject] = trio.current_time() + for_s
         self._change()
 
     def end(self, subject: str) -> None:
         """End one, if it is raised."""
-        raised = self._raised.get(subject)
-        if raised is not None:
-            self._raised = {name: each for name, each in self._raised.items() if name != subject}
+        with self._lock:
+            level = self._levels.pop(subject, None)
+        if level is not None:
+            del self._until[subject]
             self._change()
-            self._on_end(raised)
+            self._on_end(level)
 
     def clear(self) -> None:
         """End all, without a word."""
-        self._raised, self.any = {}, False
+        self._levels, self._until, self.any = {}, {}, False
 
     def list(self) -> list[RaisedLevel]:
         """Return those that are raised, the oldest first."""
-        return [each.shown() for each in self._raised.values()]
+        return [*self._levels.values()]
 
-    def find(self, *names: object) -> Raised | None:
+    def find(self, *names: object) -> RaisedLevel | None:
         """Return the one that takes what these names say, or what the current work is about."""
-        names = (*names, *about.get())
-        return next((each for each in self._raised.values() if each.is_of(names)), None)
+        texts = [each for each in (*names, *about.get()) if isinstance(each, str)]
+        with self._lock:
+            for subject, level in self._levels.items():
+                below = (f"{subject}.", f"{subject}/")
+                if any(text == subject or text.startswith(below) for text in texts):
+                    return level
+        return None
+
+    def admit(self, *names: object) -> str | None:
+        """Return the subject that takes a line; None if none does, or has had its lines of this second."""
+        level = self.find(*names)
+        if level is None:
+            return None
+        with self._lock:
+            if int(monotonic()) != self._second:
+                self._second, self._in_second = int(monotonic()), Counter()
+            subject = level.subject
+            self._in_second[subject] += 1
+            is_in_time = self._in_second[subject] <= level.lines_per_s
+            level = self._levels.get(subject, level)
+            if subject in self._levels:
+                logged, dropped = level.logged + is_in_time, level.dropped + (not is_in_time)
+                self._levels[subject] = replace(level, logged=logged, dropped=dropped)
+        return subject if is_in_time else None
 
     async def end_in_time(self) -> None:
         """End each when its time is over, until cancelled."""
         while True:
-            with trio.move_on_at(min((each.until for each in self._raised.values()), default=math.inf)):
+            with trio.move_on_at(min(self._until.values(), default=math.inf)):
                 await self._changed.wait()
-            for each in [*self._raised.values()]:
-                if each.until <= trio.current_time():
-                    self.end(each.subject)
+            for subject, until in [*self._until.items()]:
+                if until <= trio.current_time():
+                    self.end(subject)
 
     def _change(self) -> None:
         changed, self._changed = self._changed, trio.Event()
         changed.set()
-        if self.any is not bool(self._raised):
-            self.any = bool(self._raised)
+        if self.any is not bool(self._levels):
+            self.any = bool(self._levels)
             self._on_change()

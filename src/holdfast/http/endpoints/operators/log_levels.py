@@ -17,7 +17,7 @@ from holdfast.http.schemas.operators import GROUPS, Reason
 from holdfast.ledger.ids import is_id
 from holdfast.ledger.public_types import MemberId
 from holdfast.ledger.refusals import Refusal
-from holdfast.supervision.control.messages import EndLevel, LevelList, ListLevels, RaiseLevel
+from holdfast.supervision.control.messages import LevelList, ListLevels, RaiseLevel
 from holdfast.telemetry.logs.raised import RaisedLevel
 
 MAILBOX_WORKERS: Final = ("dispatcher", "hosting", "outbox", "provider-calls")
@@ -27,31 +27,21 @@ FOR_MAX_S: Final = 3600.0
 LINES_DEFAULT: Final = 100
 LINES_MAX: Final = 1_000
 
-Subject = Annotated[str, msgspec.Meta(min_length=1, max_length=200, examples=["/v2/task/create"])]
-
 
 class RaiseLevelRequest(msgspec.Struct, frozen=True):
     """Whose lines at `debug` are written, for how long, and why."""
 
-    subject: Subject
+    subject: Annotated[str, msgspec.Meta(min_length=1, max_length=200, examples=["/v2/task/create"])]
     """A module (`holdfast.persistence`) or a path, with those below it; a kind of actor (`tasks`, `outbox`); or
     an account.
     """
     reason: Reason
-    for_s: Annotated[float, msgspec.Meta(ge=1, le=FOR_MAX_S)] = FOR_DEFAULT_S
-    """How long, in seconds."""
+    for_s: Annotated[float, msgspec.Meta(ge=0, le=FOR_MAX_S)] = FOR_DEFAULT_S
+    """How long, in seconds; 0 ends it."""
     lines_per_s: Annotated[int, msgspec.Meta(ge=1, le=LINES_MAX)] = LINES_DEFAULT
     """How many lines each process writes in a second at most; the others are counted."""
     member_id: MemberId | None = None
     """The process; null or omitted: all that serve now."""
-
-
-class EndLevelRequest(msgspec.Struct, frozen=True):
-    """What is no longer raised, in all processes, and why."""
-
-    subject: Subject
-    """As it was raised."""
-    reason: Reason
 
 
 class ListedLevel(RaisedLevel, frozen=True, kw_only=True):
@@ -102,14 +92,9 @@ async def raise_log_level(run: ActionRun, given: RaiseLevelRequest) -> LogLevels
     if not is_subject(given.subject):
         rule = f"must be a loaded module below holdfast, one of {', '.join((*GROUPS, *MAILBOX_WORKERS))}, "
         return invalid_parameter("subject", f"{rule}an account's id or a path that begins with /", given.subject)
+    run.note(subject=given.subject)
     command = RaiseLevel(given.subject, given.for_s, given.lines_per_s, given.reason)
     if given.member_id is None:
         return _listed(await ask_all(run.deps, command))
     answer = await ask_control(run.deps, given.member_id, command)
     return answer if isinstance(answer, Refusal) else _listed(Answers({given.member_id: answer}, []))
-
-
-@_on_levels.action("/end", "End a raised level before its time, in all processes")
-async def end_log_level(run: ActionRun, given: EndLevelRequest) -> LogLevels | Refusal:
-    """The response has those that are still raised."""
-    return _listed(await ask_all(run.deps, EndLevel(given.subject, given.reason)))
