@@ -7,6 +7,7 @@ import functools
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 
 from holdfast.actors.sign_in.messages import OriginAdmitted
@@ -59,16 +60,22 @@ async def render_metrics() -> bytes:
     return b"# counters\n"
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+@pytest.fixture(scope="session")
+def development_settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """Development settings that know nothing of the real environment."""
     return load_settings(
         {
-            "HOLDFAST_DATA_DIR": str(tmp_path),
+            "HOLDFAST_DATA_DIR": str(tmp_path_factory.mktemp("data")),
             "HOLDFAST_ENV": "development",
             "HOLDFAST_SANDBOX_SECRET": SANDBOX_SECRET,
         }
     )
+
+
+@pytest.fixture
+def settings(development_settings: Settings, tmp_path: Path) -> Settings:
+    """The same with a folder of the test: reading them takes longer than many tests."""
+    return msgspec.structs.replace(development_settings, data_dir=tmp_path)
 
 
 @pytest.fixture
