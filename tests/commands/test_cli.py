@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from tests.forked_processes import run_holdfast
 from tests.made_statements import KEY, key_file, made_history, made_statement
 from tests.persistence.account_history import write_books
 from typer.testing import CliRunner, Result
@@ -140,8 +141,7 @@ def env_file(tmp_path: Path) -> Path:
 def run_alone(*words: str, **given: str) -> subprocess.CompletedProcess[str]:
     """Run the program in a process of its own, which a file may give variables."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-    command = [sys.executable, "-m", "holdfast", *words]
-    return subprocess.run(command, env=environ | given, capture_output=True, text=True, check=False, timeout=60)
+    return run_holdfast(*words, environment=environ | given)
 
 
 def test_commands_take_their_settings_from_a_file(env_file: Path) -> None:

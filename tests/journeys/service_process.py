@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from tests.forked_processes import ForkedProcess, fork_process
+from tests.forked_processes import HOLDFAST, ForkedProcess, fork_process
 from tests.fresh_clusters import create_data_folder
 from tests.reserved_ports import reserve_port
 
@@ -25,7 +25,6 @@ from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.embedded import database_url_of
 
-_MODULES = ("holdfast.commands.cli", "holdfast.start.service", "holdfast.start.single_process")
 _SERVE = """
 import sys
 from holdfast.__main__ import main
@@ -102,7 +101,7 @@ class Service:
             self.process = fork_process(
                 self.program,
                 python=sys.executable,
-                modules=_MODULES,
+                modules=HOLDFAST,
                 folder=Path.cwd(),
                 environment=self.environment,
                 out=self.log_path,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from decimal import Decimal
 from typing import Any
 
 import pytest
 import trio
 from tests.clients import Customer, loopback_client, ok, until
+from tests.forked_processes import run_holdfast
 
 from .card_provider import CardProviderProcess
 from .conftest import NewCustomer, NewService
@@ -36,8 +36,7 @@ async def status_of(customer: Customer, order_id: str) -> str:
 
 
 def run_reconcile(service: Service, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "holdfast", "reconcile", *words]
-    return subprocess.run(command, env=service.environment, capture_output=True, text=True, timeout=60, check=False)
+    return run_holdfast("reconcile", *words, environment=service.environment)
 
 
 @pytest.mark.slow

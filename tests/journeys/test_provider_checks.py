@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from tests.forked_processes import run_holdfast
 
 from holdfast.providers.signatures import sign
 
@@ -69,9 +69,7 @@ def check(service: Service, name: str, *options: str, **settings: str) -> subpro
 
 def command(service: Service, *words: str, **settings: str) -> subprocess.CompletedProcess[str]:
     """Run the command where the service runs: its address and token are found like the service's own."""
-    command = [sys.executable, "-m", "holdfast", *words]
-    environment = {**service.environment, **settings}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    return run_holdfast(*words, environment={**service.environment, **settings})
 
 
 def split(line: str) -> list[str]:
