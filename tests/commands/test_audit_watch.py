@@ -122,7 +122,7 @@ def test_an_interrupt_ends_the_watch_with_the_verdict(
             if line.startswith("pass 1: "):
                 break
         watching.send_signal(signal.SIGINT)
-        assert watching.wait(30) == code
+        assert watching.wait(60) == code
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -42,7 +42,7 @@ async def test_callers_take_turns() -> None:
 
     async def work(caller: str, name: str) -> None:
         def run() -> None:
-            gate.wait(10)
+            gate.wait(60)
             order.append(name)
 
         await threads.run(caller, run)
@@ -62,7 +62,7 @@ async def test_a_caller_with_too_many_jobs_is_refused_and_others_served() -> Non
     threads, gate = FairThreads(threads_max=2, jobs_per_caller_max=2), threading.Event()
     async with trio.open_nursery() as nursery:
         for _ in range(2):
-            nursery.start_soon(threads.run, "greedy", lambda: gate.wait(10))
+            nursery.start_soon(threads.run, "greedy", lambda: gate.wait(60))
         await trio.testing.wait_all_tasks_blocked(0.01)
         with pytest.raises(ShareExceeded):
             await threads.run("greedy", lambda: None)

@@ -199,7 +199,7 @@ async def test_a_wait_that_ends_for_another_is_answered_as_the_task_is(api: Api)
             nursery.start_soon(wait)
         await begun(api, 2)
         refused(await api.as_key("GET", f"{PATH}?wait=60"), 503, "overloaded")
-        with api.deps.following.waiting.counted(OTHER_ACCOUNT, "another") as one, trio.fail_after(30):
+        with api.deps.following.waiting.counted(OTHER_ACCOUNT, "another") as one, trio.fail_after(58):
             assert isinstance(one, Wait)
             while not statuses:
                 await trio.lowlevel.checkpoint()
@@ -233,7 +233,7 @@ async def test_a_stream_that_ends_for_another_is_complete(
 async def test_what_ended_before_it_was_watched_ends_the_watch(api: Api) -> None:
     one = Wait()
     one.end()
-    with api.deps.following.changes.watch(ID) as watch, trio.fail_after(30):
+    with api.deps.following.changes.watch(ID) as watch, trio.fail_after(58):
         one.end_with(watch)
         await watch.wait(float("inf"), Extent.END)
         assert watch.is_ending

@@ -22,7 +22,7 @@ class AccountPages:
 
     def __init__(self, service: Service, browser: Browser) -> None:
         self.url = service.url
-        self.http = httpx2.Client(base_url=service.url, timeout=30, verify=False)
+        self.http = httpx2.Client(base_url=service.url, timeout=60, verify=False)
         self._browser = browser
         self.contexts: list[BrowserContext] = []
         self.complaints: list[str] = []

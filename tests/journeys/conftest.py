@@ -101,7 +101,7 @@ async def new_customer() -> AsyncIterator[NewCustomer]:
 
         async def make(service: Service, *, credit: str | None = None, connections: int = 100) -> Customer:
             limits = httpx2.Limits(max_connections=connections, max_keepalive_connections=connections)
-            http = loopback_client(base_url=service.url, timeout=30, limits=limits)
+            http = loopback_client(base_url=service.url, timeout=60, limits=limits)
             customer = Customer(await stack.enter_async_context(http))
             await customer.sign_in()
             if credit is not None:

@@ -16,7 +16,7 @@ class Operator:
     def __init__(self, service: Service) -> None:
         token = (service.data_dir / "secrets" / "operator_token").read_text().strip()
         headers = {"Authorization": f"Bearer {token}"}
-        self.http = loopback_client(base_url=service.url, timeout=30, headers=headers)
+        self.http = loopback_client(base_url=service.url, timeout=60, headers=headers)
 
     async def case_of(self, customer: Customer) -> dict[str, Any]:
         """Wait for the open review of a customer's task."""

@@ -35,7 +35,7 @@ class Pages:
     def __init__(self, service: Service, browser: Browser) -> None:
         self.url = service.url
         self.token = (service.data_dir / "secrets" / "operator_token").read_text().strip()
-        self.http = httpx2.Client(base_url=service.url, timeout=30, verify=False)
+        self.http = httpx2.Client(base_url=service.url, timeout=60, verify=False)
         self._bearer = {"Authorization": f"Bearer {self.token}"}
         self._browser = browser
         self.contexts: list[BrowserContext] = []

@@ -36,7 +36,7 @@ class Operator:
 
 def operators_http(service: Service) -> Any:
     headers = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
-    return loopback_client(base_url=f"{service.url}/ops/api", timeout=30, headers=headers)
+    return loopback_client(base_url=f"{service.url}/ops/api", timeout=60, headers=headers)
 
 
 @pytest.mark.slow

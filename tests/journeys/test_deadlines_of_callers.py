@@ -72,7 +72,7 @@ async def test_a_hold_ends_with_its_deadline_while_a_process_lives(
             await trio.to_thread.run_sync(struck.start)
     await until(lambda: are_members(two_services))
     # What the other process knew, and a success that comes too late, change nothing.
-    async with loopback_client(base_url=struck.url, timeout=30) as http:
+    async with loopback_client(base_url=struck.url, timeout=60) as http:
         for customer in customers:
             await report_success(replace(customer, http=http), provider, left[customer.account_id])
             await check(replace(customer, http=http), left[customer.account_id], finished[customer.account_id])

@@ -170,7 +170,7 @@ async def test_two_processes_deliver_each_event_once_even_across_a_kill(
 ) -> None:
     with trio.fail_after(120):
         ada = await new_customer(twins[0], credit="100.00")
-        async with httpx2.AsyncClient(base_url=twins[1].url, timeout=30) as other:
+        async with httpx2.AsyncClient(base_url=twins[1].url, timeout=60) as other:
             homes = [ada.http, other]
 
             async def run(number: int) -> None:

@@ -69,7 +69,7 @@ async def charged_twice(ada: Payer, services: list[Service]) -> dict[str, str]:
     assert customer.key is not None
     ids |= {"a key": customer.key[:12], "an address": customer.email}
     for number, service in enumerate(services):
-        async with loopback_client(base_url=service.url, timeout=30) as http:
+        async with loopback_client(base_url=service.url, timeout=60) as http:
             made = await Customer(http, key=customer.key).create(MODEL)
             ids |= {f"request {number}": made.headers["x-request-id"], f"task {number}": ok(made)["request_id"]}
             if number:
@@ -95,7 +95,7 @@ async def test_any_id_finds_the_other_request_and_the_refused_one(ada: Payer, se
                 "a refused request",
             ):
                 # A line of the other process may come a moment later.
-                found = await until(partial(follow, http, ids[name], ids), within_s=20)
+                found = await until(partial(follow, http, ids[name], ids), within_s=60)
                 assert (found["unreachable"], found["account_id"]) == ([], ada.customer.account_id)
         [refusal] = [each for each in found["data"] if ids["a refused request"] in (each["text"] or "")]
         assert (refusal["what"], refusal["member_id"], refusal["is_own"]) == ("request refused", refusing, True)

@@ -97,7 +97,7 @@ async def test_a_wait_ends_with_the_commit_that_ends_the_task_at_either_process(
         for sender in (here, there):
             request_id = await begin(here, provider)
             # Well below the wait: only a notice of the commit ends it in time.
-            with trio.fail_after(45):
+            with trio.fail_after(58):
                 async with trio.open_nursery() as nursery:
                     waiting = Waits(nursery)
                     waiting.start(here, request_id)
@@ -133,7 +133,7 @@ async def test_waits_are_limited_by_account_and_end_with_their_client(
 ) -> None:
     ada, bob = [await new_customer(pair[0], credit="10.00") for _ in range(2)]
     mine, theirs = await begin(ada, provider), await begin(bob, provider)
-    with trio.fail_after(45):
+    with trio.fail_after(58):
         async with trio.open_nursery() as nursery:
             waiting = Waits(nursery)
             for _ in range(WAITS_MAX):
@@ -160,7 +160,7 @@ async def test_a_create_waits_for_its_task_and_goes_on_without_its_client(
         answers.append(await caller.as_key("POST", path, body, key="once"))
 
     async with at(pair[0], ada) as here, at(pair[1], ada) as there:
-        with trio.fail_after(45):
+        with trio.fail_after(58):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(create, here)
                 await waits(pair[0], 1)
@@ -246,7 +246,7 @@ async def test_a_killed_owner_delays_a_wait_and_a_stream_and_loses_neither(
     async with at(pair[0], ada) as here:
         request_id = await begin(here, provider)
         async with reading(pair[0].url, ada.key, path=f"/v2/task/{request_id}/stream") as stream:
-            with trio.fail_after(55):
+            with trio.fail_after(58):
                 async with trio.open_nursery() as nursery:
                     waiting = Waits(nursery)
                     waiting.start(here, request_id)

@@ -164,7 +164,7 @@ async def test_a_resend_joins_at_another_process(
     two_services: list[Service], provider: QuietProvider, new_customer: NewCustomer
 ) -> None:
     customer = await new_customer(two_services[0], credit="50.00")
-    other = Customer(loopback_client(base_url=two_services[1].url, timeout=30), key=customer.key)
+    other = Customer(loopback_client(base_url=two_services[1].url, timeout=60), key=customer.key)
     first = await ask(customer, numbered(0, 1))
     again = await ask(other, numbered(1, 1))
     third = await ask(customer, numbered(2, 1))

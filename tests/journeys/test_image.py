@@ -110,7 +110,7 @@ async def test_it_runs_without_privileges_and_is_upgraded_in_place(
             "podman rm holdfast\n": f"podman rm {container.name}\n",
         }
     )
-    async with running(Post()) as post, loopback_client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+    async with running(Post()) as post, loopback_client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
         settings = {
             "CATALOG": configuration / "catalog.toml",
             "DATABASE_URL": database.url,

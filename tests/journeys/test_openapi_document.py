@@ -119,7 +119,7 @@ class Visitor:
 
 async def arrive(service: Service, card_provider: CardProviderProcess) -> Visitor:
     """Sign in and create one object of each kind."""
-    async with loopback_client(base_url=service.url, timeout=30) as http:
+    async with loopback_client(base_url=service.url, timeout=60) as http:
         ada, spared = Customer(http), Customer(http)
         await ada.sign_in()
         await spared.sign_in()
@@ -308,7 +308,7 @@ def operation_of(documents: dict[Reference, Any], route: Route) -> Any:
 def call(visitor: Visitor, route: Route, case: Any, *, proved: bool = True) -> Any:
     """Send a case and check its response against the document."""
     auth = functools.partial(visitor.prove, route) if proved else None
-    answer = case.call(base_url=visitor.service.url, auth=auth, timeout=30)
+    answer = case.call(base_url=visitor.service.url, auth=auth, timeout=60)
     case.validate_response(answer, checks=CHECKS)
     return answer
 

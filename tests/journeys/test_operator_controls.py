@@ -23,7 +23,7 @@ WHY = {"reason": "to see what happens"}
 async def operator_of(service: Service) -> AsyncIterator[httpx2.AsyncClient]:
     """A client with the operators' token."""
     headers = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
-    async with loopback_client(base_url=f"{service.url}/ops/api", timeout=30, headers=headers) as http:
+    async with loopback_client(base_url=f"{service.url}/ops/api", timeout=60, headers=headers) as http:
         yield http
 
 

@@ -83,7 +83,7 @@ async def make_all(shared_service: Service) -> dict[str, StoredOutput]:
         "clip": ("studio/clip-1", {"prompt": "a lighthouse", "duration": CLIP_S}),
         "large clip": ("studio/clip-1", {"prompt": "a lighthouse", "duration": 1, "resolution": "720p"}),
     }
-    async with loopback_client(base_url=shared_service.url, timeout=30) as http:
+    async with loopback_client(base_url=shared_service.url, timeout=60) as http:
         ada = Customer(http)
         await ada.sign_in()
         await ada.recharge("10.00")

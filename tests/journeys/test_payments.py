@@ -92,7 +92,7 @@ async def test_100_copies_of_a_webhook_over_two_processes_credit_once(
     card_provider.webhook_url = ""
     ada = await new_customer(services[0])
     payer = Payer(ada, card_provider)
-    async with loopback_client(base_url=services[1].url, timeout=30) as other:
+    async with loopback_client(base_url=services[1].url, timeout=60) as other:
         order = await payer.order("10.00")
         await card_provider.act("payment_intents", order["provider_payment_id"], "pay")
         events = await card_provider.events_of(order["provider_payment_id"])

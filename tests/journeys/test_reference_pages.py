@@ -121,7 +121,7 @@ def test_the_page_can_be_read_to_its_end(
 
 
 async def new_customer(service: Service) -> Customer:
-    async with loopback_client(base_url=service.url, timeout=30) as http:
+    async with loopback_client(base_url=service.url, timeout=60) as http:
         customer = Customer(http)
         await customer.sign_in()
         await customer.recharge("1.00")
@@ -129,7 +129,7 @@ async def new_customer(service: Service) -> Customer:
 
 
 async def tasks_of(service: Service, customer: Customer) -> list[dict[str, Any]]:
-    async with loopback_client(base_url=service.url, timeout=30) as http:
+    async with loopback_client(base_url=service.url, timeout=60) as http:
         customer.http = http
         found: list[dict[str, Any]] = ok(await customer.as_key("GET", "/v2/task/list"))["data"]
     return found

@@ -146,7 +146,7 @@ async def test_a_customer_is_served_through_a_proxy_that_ends_tls(
     tls, plain = free_port(), free_port()
     trusted = ssl.create_default_context(cafile=str(authority.path))
     there = {"Host": HOST}
-    async with httpx2.AsyncClient(base_url=f"https://127.0.0.1:{tls}", verify=trusted, timeout=30) as http:
+    async with httpx2.AsyncClient(base_url=f"https://127.0.0.1:{tls}", verify=trusted, timeout=60) as http:
         with proxy(service, authority.issue("127.0.0.1"), tmp_path, tls, plain):
             ready = await http.get("/readyz", headers=there)
             assert ready.status_code == 200

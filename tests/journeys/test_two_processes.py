@@ -37,7 +37,7 @@ async def test_two_processes_serve_one_account_consistently(
     shared_keys: dict[str, set[str]] = {}
     canceled = 0
     recharged = 0
-    async with loopback_client(base_url=services[1].url, timeout=30) as other:
+    async with loopback_client(base_url=services[1].url, timeout=60) as other:
         twins = [ada, replace(ada, http=other)]
 
         async def hammer(lane: int) -> None:
@@ -79,7 +79,7 @@ async def test_two_processes_serve_one_account_consistently(
 async def test_two_processes_never_overspend_an_account(services: list[Service], new_customer: NewCustomer) -> None:
     ada = await new_customer(services[0], credit="7.00")
     answers: list[httpx2.Response] = []
-    async with loopback_client(base_url=services[1].url, timeout=30) as other:
+    async with loopback_client(base_url=services[1].url, timeout=60) as other:
         twins = [ada, replace(ada, http=other)]
 
         async def create(number: int) -> None:
@@ -108,7 +108,7 @@ async def test_accounts_of_a_killed_process_move_to_the_other(
 
             async def created() -> bool:
                 nonlocal url
-                async with loopback_client(base_url=url, timeout=30) as http:
+                async with loopback_client(base_url=url, timeout=60) as http:
                     try:
                         answer = await replace(customer, http=http).create(MODEL, key=key)
                     except httpx2.TransportError:

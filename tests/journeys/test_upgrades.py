@@ -311,8 +311,8 @@ async def test_images_are_replaced_one_after_the_other_and_no_answer_is_lost(
             await trio.to_thread.run_sync(member.run, images[0])
         assert revision_of(ledger) == installed_in(trees.old)
         async with (
-            loopback_client(base_url=members[0].url, timeout=30) as here,
-            loopback_client(base_url=members[1].url, timeout=30) as there,
+            loopback_client(base_url=members[0].url, timeout=60) as here,
+            loopback_client(base_url=members[1].url, timeout=60) as there,
         ):
             witnesses = []
             for seed, http in enumerate((here, there)):

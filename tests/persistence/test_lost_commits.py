@@ -187,7 +187,7 @@ async def test_a_connection_lost_among_single_units_closes_the_gate(
 
 
 def until(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 15
+    limit = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < limit
         time.sleep(0.005)

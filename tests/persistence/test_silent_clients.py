@@ -85,8 +85,8 @@ def is_alive(rows: psycopg.Connection[Any], connection: psycopg.Connection[Any])
 
 
 def has_ended(rows: psycopg.Connection[Any], connection: psycopg.Connection[Any]) -> bool:
-    """Wait for the session's end, for half a minute at most."""
-    limit = time.monotonic() + 30
+    """Wait for the session's end, for a minute at most."""
+    limit = time.monotonic() + 60
     while time.monotonic() < limit:
         if not is_alive(rows, connection):
             return True
