@@ -106,6 +106,7 @@ def test_an_account_is_shown_as_it_changes_and_nothing_moves(pages: AccountPages
     expect(row).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_a_form_outlives_its_session(pages: AccountPages) -> None:
     page = pages.owner("/account/settings")
     page.get_by_label("Alert me when less credit").fill("7.5")

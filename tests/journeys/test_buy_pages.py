@@ -130,7 +130,7 @@ def test_a_newcomer_buys_after_a_decline(shop: Shop) -> None:
     expect(row.get_by_role("link", name="Pay")).to_have_count(0)
 
 
-@pytest.mark.parametrize("first_status", [200, 429])
+@pytest.mark.parametrize("first_status", [200, pytest.param(429, marks=pytest.mark.slow)])
 def test_a_change_before_the_first_event_is_shown(shop: Shop, first_status: int) -> None:
     """It comes after the page was made and before its stream is opened, or opened again by the script."""
     account = shop.account()
@@ -192,6 +192,7 @@ def test_the_bank_asks_for_approval_at_a_page_of_another_site(shop: Shop) -> Non
     assert (shop.balance(account), len(shop.orders(account))) == ("13.00", 1)
 
 
+@pytest.mark.slow
 def test_a_saved_card_pays_and_tops_up(shop: Shop) -> None:
     account = shop.account()
     page = shop.open(account=account)
@@ -232,6 +233,7 @@ def test_a_card_that_fails_switches_the_top_up_off_and_says_why(shop: Shop) -> N
     expect(why).to_be_visible()
 
 
+@pytest.mark.slow
 def test_refunds_and_disputes_appear_on_the_order(shop: Shop) -> None:
     account = shop.account()
     page = shop.open(account=account)

@@ -15,6 +15,7 @@ import httpx2
 import pytest
 import trio
 from tests.clients import Customer, loopback_client, ok, refused, until
+from tests.forked_processes import run_holdfast
 
 from .card_provider import CardProviderProcess, Payer
 from .conftest import NewCustomer, running_postgres
@@ -59,7 +60,13 @@ async def ada(
 
 
 def command(service: Service, *words: str) -> list[str]:
-    return [sys.executable, "-m", "holdfast", "follow", "--url", service.url, *words]
+    return ["follow", "--url", service.url, *words]
+
+
+async def run_once(service: Service, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    run = partial(run_holdfast, *command(service, *words), environment=service.environment)
+    return await trio.to_thread.run_sync(run)
 
 
 async def charged_twice(ada: Payer, services: list[Service]) -> dict[str, str]:
@@ -115,15 +122,13 @@ async def test_the_command_prints_goes_on_and_names_a_process_that_is_gone(
 ) -> None:
     ids = await charged_twice(ada, services)
     first = services[0]
-    done = await trio.run_process(
-        command(first, ids["request 0"], "--json"), env=first.environment, capture_stdout=True
-    )
+    done = await run_once(first, ids["request 0"], "--json")
     entries = [json.loads(line) for line in done.stdout.splitlines()]
     assert [each["at"] for each in entries] == sorted(each["at"] for each in entries)
     assert {ids["task 0"], ids["task 1"]} <= {each["subject"] for each in entries}
     live = partial(
         trio.run_process,
-        command(first, ids["an address"], "--live"),
+        [sys.executable, "-m", "holdfast", *command(first, ids["an address"], "--live")],
         env=first.environment,
         stdout=subprocess.PIPE,
         check=False,
@@ -142,9 +147,8 @@ async def test_the_command_prints_goes_on_and_names_a_process_that_is_gone(
         process.send_signal(signal.SIGTERM)
     assert process.returncode == 0
     services[1].kill()
-    text = await trio.run_process(
-        command(first, ids["request 0"]), env=first.environment, capture_stdout=True, capture_stderr=True
-    )
-    assert ids["task 1"] in text.stdout.decode()
-    unknown = await trio.run_process(command(first, "abc"), env=first.environment, capture_stderr=True, check=False)
-    assert (unknown.returncode, b"at least 4 characters" in unknown.stderr) == (1, True)
+    text = await run_once(first, ids["request 0"])
+    assert ids["task 1"] in text.stdout
+    assert (done.returncode, text.returncode) == (0, 0)
+    unknown = await run_once(first, "abc")
+    assert (unknown.returncode, "at least 4 characters" in unknown.stderr) == (1, True)

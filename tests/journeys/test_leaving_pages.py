@@ -89,6 +89,7 @@ def test_all_data_are_one_file(pages: AccountPages, tmp_path: Path) -> None:
     expect(section.get_by_role("button")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_results_and_files_are_deleted_by_their_owner(pages: AccountPages) -> None:
     page = pages.owner()
     pages.api(page, "POST", "/v2/control/sandbox/recharge", json={"amount": "3.00"})
@@ -120,6 +121,7 @@ def test_results_and_files_are_deleted_by_their_owner(pages: AccountPages) -> No
     assert pages.http.get(stored["url"]).status_code in {404, 410}
 
 
+@pytest.mark.slow
 def test_the_account_is_deleted_unless_its_owner_signs_in(pages: AccountPages) -> None:
     page = pages.owner(SETTINGS)
     email = signed_in_as(page)

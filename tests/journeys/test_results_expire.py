@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,6 +11,7 @@ import psycopg
 import pytest
 import trio
 from tests.clients import Customer, code_of, ok, until
+from tests.forked_processes import run_holdfast
 
 from .conftest import NewCustomer, NewService
 from .service_process import Service
@@ -131,14 +130,7 @@ def test_a_bucket_that_refuses_access_prevents_the_start(bucket: BucketServer, n
     location = msgspec.structs.replace(bucket.location, s3_secret_access_key="not-the-secret")
     wrong = replace(bucket, location=location)
     service = new_service(**wrong.settings())
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast", "serve"],
-        env=service.environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_holdfast("serve", environment=service.environment)
     assert done.returncode == 2
     last = done.stderr.strip().splitlines()[-1]
     assert last == (

@@ -13,6 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import trio
+from tests.fresh_clusters import create_data_folder
 
 from holdfast.persistence.server import postmaster
 from holdfast.persistence.server.database import Database
@@ -45,6 +46,7 @@ def data_dir() -> Iterator[Path]:
 @pytest.fixture
 def server(data_dir: Path) -> Iterator[EmbeddedPostgres]:
     """A started server; stopped and released afterwards."""
+    create_data_folder(data_dir)
     server = EmbeddedPostgres(data_dir)
     server.start()
     yield server
@@ -65,6 +67,7 @@ def remembered(url: str) -> list[int]:
 
 def killed_service(data_dir: Path, kind: str) -> int:
     """Run a service with its own server, commit through it and kill the service; return the server's pid."""
+    create_data_folder(data_dir)
     with subprocess.Popen(
         [sys.executable, "-c", SERVICE, str(data_dir), kind], stdout=subprocess.PIPE, text=True
     ) as service:
