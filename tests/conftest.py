@@ -59,6 +59,7 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """How many workers ``-n auto`` means here: no more than modules were named, and none for a single one."""
     workers = min(WORKERS_MAX, WORKERS_PER_CORE * len(os.sched_getaffinity(0)))

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 import trio
 from tests.clients import refused
+from trio.testing import MockClock
 
 from holdfast.http.app import ROUTES
 from holdfast.http.kit import bodies
@@ -76,16 +77,16 @@ class Endless(httpx2.AsyncByteStream):
         return self
 
     async def __anext__(self) -> bytes:
-        await trio.lowlevel.checkpoint()
+        await trio.sleep(0.01)
         return b" " * 32768
 
 
-async def test_a_body_without_a_length_has_the_same_limits(stage: Stage) -> None:
+async def test_a_body_without_a_length_has_the_same_limits(stage: Stage, autojump_clock: MockClock) -> None:
     request = httpx2.Request("POST", stage.http.base_url.join(QUOTE), headers=JSON, stream=Endless())
     refused(await stage.http.send(request), 413, "request_too_large")
 
 
-async def test_the_body_of_an_agent_is_read_after_its_key(stage: Stage) -> None:
+async def test_the_body_of_an_agent_is_read_after_its_key(stage: Stage, autojump_clock: MockClock) -> None:
     for headers, code in (
         (JSON, "missing_credentials"),
         ({**JSON, "Authorization": "Bearer x"}, "invalid_api_key"),

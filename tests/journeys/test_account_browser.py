@@ -53,8 +53,7 @@ def pages(quiet_service: Service, browser: Browser) -> Iterator[AccountPages]:
         yield pages
 
 
-@pytest.mark.parametrize("screen", ["phone", "desktop"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("screen", "scheme"), [("phone", "dark"), ("desktop", "light")])
 @pytest.mark.slow
 def test_pages_fit_their_screen_can_be_read_and_are_small(pages: AccountPages, screen: str, scheme: Scheme) -> None:
     page = pages.page(screen=screen, scheme=scheme)
