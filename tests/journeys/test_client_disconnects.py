@@ -61,7 +61,7 @@ async def test_a_disconnect_leaves_a_whole_operation_or_none(
         line.sendall(sent)
         leave(line)
 
-    with trio.fail_after(90):
+    with trio.fail_after(240):
         for number, key in enumerate(keys):
             # Some leave between head and body, some in the middle of the body, most after all of it.
             whole = head(ada, key) + BODY

@@ -67,7 +67,7 @@ async def resend(customer: Customer, request_id: str, event_id: str) -> dict[str
 async def test_an_event_is_delivered_once_and_verifies_with_standardwebhooks(
     quiet_service: Service, new_customer: NewCustomer, provider: QuietProvider, endpoint: Receiver
 ) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(240):
         ada = await new_customer(quiet_service, credit="10.00")
         request_id = await create(ada, f"{endpoint.url}/ada?token=1", metadata={"order": "7"})
         await deliver(quiet_service, provider, request_id)
@@ -103,7 +103,7 @@ async def test_an_event_is_delivered_once_and_verifies_with_standardwebhooks(
 async def test_a_failed_delivery_is_repeated_with_the_same_event(
     quiet_service: Service, new_customer: NewCustomer, endpoint: Receiver
 ) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(240):
         ada = await new_customer(quiet_service, credit="10.00")
         request_id = await create(ada, endpoint.will_answer("/twice", 500, 503))
         ok(await ada.as_key("POST", f"/v2/task/{request_id}/cancel"))
@@ -122,7 +122,7 @@ async def test_a_failed_delivery_is_repeated_with_the_same_event(
 async def test_a_redirect_fails_and_410_ends_delivery_until_resent(
     quiet_service: Service, new_customer: NewCustomer, provider: QuietProvider, endpoint: Receiver
 ) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(240):
         ada, eve = [await new_customer(quiet_service, credit="10.00") for _ in range(2)]
         moved = await create(ada, endpoint.will_answer("/moved", 307, Location=f"{endpoint.url}/elsewhere"))
         ok(await ada.as_key("POST", f"/v2/task/{moved}/cancel"))

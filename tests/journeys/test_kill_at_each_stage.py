@@ -91,7 +91,7 @@ async def ends_whole(
 async def test_a_kill_between_commit_and_dispatch(
     mortal: Service, ada: Customer, slow_provider: QuietProvider
 ) -> None:
-    with trio.fail_after(90):
+    with trio.fail_after(240):
         first = await create(ada)
         await ada.submitted(first)
         waiting = await create(ada)
@@ -108,7 +108,7 @@ async def test_a_kill_between_commit_and_dispatch(
 async def test_a_kill_between_dispatch_and_its_stored_answer(
     mortal: Service, ada: Customer, slow_provider: QuietProvider
 ) -> None:
-    with trio.fail_after(90):
+    with trio.fail_after(240):
         slow_provider.puts.shut()
         before = slow_provider.puts.reached
         request_id = await create(ada)
@@ -127,7 +127,7 @@ async def test_a_kill_between_dispatch_and_its_stored_answer(
 async def test_a_kill_while_the_result_is_downloaded(
     mortal: Service, ada: Customer, slow_provider: QuietProvider
 ) -> None:
-    with trio.fail_after(90):
+    with trio.fail_after(240):
         slow_provider.pictures.shut()
         before = slow_provider.pictures.reached
         request_id = await create(ada)
@@ -148,7 +148,7 @@ async def test_a_kill_while_the_result_is_downloaded(
 async def test_a_kill_between_completion_and_event_delivery(
     mortal: Service, ada: Customer, slow_provider: QuietProvider
 ) -> None:
-    with trio.fail_after(90), receiver() as endpoint:
+    with trio.fail_after(240), receiver() as endpoint:
         endpoint.mute.add("/ended")
         wanted = {"model": MODEL, "input": {"prompt": "a lighthouse"}, "webhook_url": f"{endpoint.url}/ended"}
         wanted["webhook_events"] = ["task.succeeded"]

@@ -27,7 +27,7 @@ async def operator(card_service: Service) -> AsyncIterator[Operator]:
 async def test_a_payment_is_refunded_in_parts_once_for_each_key(
     payer: Payer, operator: Operator, card_service: Service
 ) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(240):
         order = await payer.paid_order()
         path = f"payments/{order['order_id']}/refund"
         replies: list[httpx2.Response] = []
@@ -60,7 +60,7 @@ async def test_a_refund_whose_response_is_lost_is_found(
     payer: Payer, operator: Operator, card_service: Service, card_provider: CardProviderProcess
 ) -> None:
     """As after a crash after the call: no webhook, and no answer to the one who asked."""
-    with trio.fail_after(90):
+    with trio.fail_after(240):
         order = await payer.paid_order()
         await card_provider.webhooks(drop=True)
         await card_provider.fail("refunds.create", "lose_answer")
@@ -85,7 +85,7 @@ async def test_a_refund_whose_response_is_lost_is_found(
 
 
 async def test_the_record_of_an_action_has_its_amounts_and_decision(payer: Payer, operator: Operator) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(240):
         paid, held = await payer.paid_order(), await payer.order()
         await payer.card_provider.act("payment_intents", held["provider_payment_id"], "pay", amount_received=900)
         await payer.wait_for(held["order_id"], status="held")

@@ -54,14 +54,14 @@ async def until_logged(service: Service, event: str, count: int) -> None:
     async def logged() -> bool:
         return [line.get("event") for line in service.log_lines()].count(event) >= count
 
-    await until(logged, within_s=120)
+    await until(logged, within_s=240)
 
 
 async def until_holds(condition: Callable[[], bool]) -> None:
     async def holds() -> bool:
         return condition()
 
-    await until(holds, within_s=120)
+    await until(holds, within_s=240)
 
 
 def is_running(pid: int) -> bool:

@@ -68,7 +68,7 @@ async def test_a_crash_and_a_stop_are_streamed_stored_and_printed(
         nursery.start_soon(read_to_the_end, reader)
         assert service.process is not None
         service.process.send_signal(signal.SIGTERM)
-        with trio.fail_after(60):
+        with trio.fail_after(240):
             assert await trio.to_thread.run_sync(service.process.wait) == 0
     assert ends == [True]
 

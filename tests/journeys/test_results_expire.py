@@ -79,7 +79,7 @@ async def test_results_in_a_bucket_are_served_until_they_expire(
 
 async def check_retention(service: Service, is_stored: IsStored, ada: Customer) -> None:
     """Two tasks store the same picture; one expires, then the other."""
-    with trio.fail_after(90):
+    with trio.fail_after(240):
         body = {"model": "studio/image-1", "input": INPUT}
         first, second = [ok(await ada.as_key("POST", "/v2/task/create", body))["request_id"] for _ in range(2)]
         tasks = await ada.all_ended()

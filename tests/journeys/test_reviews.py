@@ -47,7 +47,7 @@ async def report_output(
 async def test_contradicting_concurrent_decisions_have_one_outcome(
     quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
 ) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(240):
         ada = await new_customer(quiet_service, credit="1.00")
         request_id = await delivered(ada, provider, "picture.png", moderation=FLAGGED)
         case = await operator.case_of(ada)
@@ -72,7 +72,7 @@ async def test_contradicting_concurrent_decisions_have_one_outcome(
 async def test_usage_totals_equal_the_captured_credit(
     quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
 ) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(240):
         ada = await new_customer(quiet_service, credit="10.00")
         created = [await delivered(ada, provider, "picture.png") for _ in range(4)]
         await delivered(ada, provider, "gone.png")

@@ -372,6 +372,6 @@ SCENARIOS: tuple[Scenario, ...] = (
 async def test_every_transition_has_its_documented_outcome(
     scripted_service: Service, scripted: ScriptedProvider, new_customer: NewCustomer
 ) -> None:
-    with trio.fail_after(90):
+    with trio.fail_after(240):
         await run_scenarios(SCENARIOS, scripted_service, scripted, new_customer)
     check_nothing_is_open(scripted_service)
