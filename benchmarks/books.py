@@ -31,12 +31,11 @@ from holdfast.ledger.tasks.task import OutputItem, Task, TaskRequest, accept_tas
 from holdfast.ledger.tasks.transitions import Context, ProviderTraits, Step
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter
+from holdfast.persistence.records.key_rows import ApiKeyRecord, ApiKeyRow
 from holdfast.persistence.records.resulting_rows import new_asset_rows, usage_counted_row
 from holdfast.persistence.records.rows import (
     AccountHead,
     AccountRow,
-    ApiKeyRecord,
-    ApiKeyRow,
     Row,
     SessionRow,
     TaskChangedRow,

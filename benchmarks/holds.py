@@ -44,7 +44,8 @@ from holdfast.persistence.journal.statements import STATEMENTS, RowStatement
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.loading import load_account
-from holdfast.persistence.records.rows import AccountHead, AccountRow, ApiKeyRecord, ApiKeyRow
+from holdfast.persistence.records.key_rows import ApiKeyRecord, ApiKeyRow
+from holdfast.persistence.records.rows import AccountHead, AccountRow
 from holdfast.persistence.server.database import Database
 from holdfast.providers.media.kinds import kind_rules
 from holdfast.start.service import tune_interpreter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -19,9 +19,9 @@ WINDOWS: dict[str, Callable[[datetime], Hashable]] = {
 
 
 class Bound(NamedTuple):
-    """A limit that held from the first operation to the last; of the whole account without a key."""
+    """A limit that held from the first operation to the last; of a key, a group, or the whole account (no id)."""
 
-    key_id: str
+    limited_id: str
     window: str
     most_micro: int
 
@@ -36,18 +36,23 @@ class SpentHold:
 
 
 class LimitModel:
-    """All holds of an account."""
+    """All holds of an account. ``groups`` has the group of each key that is in one."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: Mapping[str, str]) -> None:
         self.holds: dict[str, SpentHold] = {}
+        self.groups = groups
 
-    def spent(self, key_id: str, window: str, at: datetime) -> int:
+    def counts(self, limited_id: str, key_id: str) -> bool:
+        """Whether what a key spends counts for a limit of that key, group or account."""
+        return limited_id in ("", key_id, self.groups.get(key_id))
+
+    def spent(self, limited_id: str, window: str, at: datetime) -> int:
         """What counts in the window that ``at`` is in."""
         name = WINDOWS[window]
         return sum(
             hold.counted_micro
             for hold in self.holds.values()
-            if key_id in ("", hold.key_id) and name(hold.at.astimezone(UTC)) == name(at.astimezone(UTC))
+            if self.counts(limited_id, hold.key_id) and name(hold.at.astimezone(UTC)) == name(at.astimezone(UTC))
         )
 
 
@@ -60,16 +65,18 @@ _STEPS = text(
 )
 
 
-def spending_replayed(rows: Connection, account_id: str, bounds: list[Bound]) -> LimitModel:
+def spending_replayed(
+    rows: Connection, account_id: str, bounds: list[Bound], groups: Mapping[str, str]
+) -> LimitModel:
     """Replay the holds and their ends, and check that no hold exceeded a bound when it was made."""
-    model = LimitModel()
+    model = LimitModel(groups)
     for row in rows.execute(_STEPS, {"account_id": account_id}):
         if row.kind != "hold":
             model.holds[row.hold_id].counted_micro = row.amount_micro if row.kind == "capture" else 0
             continue
         for bound in bounds:
-            if row.amount_micro and bound.key_id in ("", row.key_id):
-                spent = model.spent(bound.key_id, bound.window, row.at)
+            if row.amount_micro and model.counts(bound.limited_id, row.key_id):
+                spent = model.spent(bound.limited_id, bound.window, row.at)
                 assert spent + row.amount_micro <= bound.most_micro, (row, bound)
         model.holds[row.hold_id] = SpentHold(row.key_id, row.at, row.amount_micro)
     return model

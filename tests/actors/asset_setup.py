@@ -35,7 +35,8 @@ from holdfast.ledger.tasks.task import (
 from holdfast.persistence.claims.contents import Content
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.queries.loading import load_task
-from holdfast.persistence.records.rows import ApiKeyRecord, ApiKeyRow, AssetRow
+from holdfast.persistence.records.key_rows import ApiKeyRecord, ApiKeyRow
+from holdfast.persistence.records.rows import AssetRow
 from holdfast.providers.storage.base import AssetMissing, StoreFault, asset_key
 from holdfast.providers.storage.local import LocalStore
 from holdfast.supervision.directory import KeyedDirectory

@@ -37,12 +37,8 @@ from holdfast.ledger.money import AMOUNT_MICRO_MAX
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.transitions import Settlement
 from holdfast.persistence.records.credit_tables import CouponClaim
-from holdfast.persistence.records.rows import (
-    ApiKeyRecord,
-    ApiKeyRevokedRow,
-    IdempotencyProbe,
-    StoredReply,
-)
+from holdfast.persistence.records.key_rows import ApiKeyRecord, ApiKeyRevokedRow
+from holdfast.persistence.records.rows import IdempotencyProbe, StoredReply
 from holdfast.persistence.server.database import Database
 from holdfast.supervision.keyed_group import KeyedLimits
 

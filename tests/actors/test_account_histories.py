@@ -17,6 +17,7 @@ from tests.limit_model import Bound, spending_replayed
 from tests.lot_model import VOIDED, replayed
 from trio.testing import wait_all_tasks_blocked
 
+from holdfast.actors.account.group_messages import ChangeKeyGroup, CreateKeyGroup
 from holdfast.actors.account.messages import (
     AdjustCredit,
     ChangeApiKey,
@@ -518,7 +519,7 @@ async def test_random_histories_with_faults_match_the_auditor(
                     await until_answered(SetAccess(is_disabled=rng.random() < 0.2))
                 case "create":
                     hold_micro = rng.choice([rng.randrange(2 * CREDIT), rng.randrange(5 * CREDIT)])
-                    task = new_task(rng.choice([key_id, bound_key]), hold_micro=hold_micro, key=key)
+                    task = new_task(rng.choice([key_id, bound_key, shared_key]), hold_micro=hold_micro, key=key)
                     reply = await until_answered(task)
                     if isinstance(reply, TaskAccepted):
                         auditor.accepted(reply)
@@ -553,9 +554,16 @@ async def test_random_histories_with_faults_match_the_auditor(
     bound_key = new_id("key")
     day = Limit(6 * CREDIT, "day")
     bounded = CreateApiKey(bound_key, bound_key.encode(), "hk_test_b", KeyTerms("bounded", ("tasks:write",)), day)
+    # One group has the same keys and limit all the time, and is named anew; into another a key comes and goes.
+    group_id, other_group, shared_key = new_id("grp"), new_id("grp"), new_id("key")
+    of_group = Limit(9 * CREDIT, "day")
+    shared = CreateApiKey(shared_key, shared_key.encode(), "hk_test_s", KeyTerms("shared", ("tasks:write",)))
     card = SavedCard(card_id="pm_1", brand="visa", last4="4242", exp_month=1, exp_year=2040, saved_at=clock.at)
     for command in (
-        bounded,
+        CreateKeyGroup(group_id, "both", (of_group,)),
+        CreateKeyGroup(other_group, "one", (Limit(40 * CREDIT, "week"),)),
+        replace(bounded, group_id=group_id),
+        replace(shared, group_id=group_id),
         SetCeiling("week", 30 * CREDIT),
         SetCeiling("day", 14 * CREDIT),
         RecordCustomer("cus_1", False),
@@ -563,7 +571,12 @@ async def test_random_histories_with_faults_match_the_auditor(
         SetAutoTopUp(TOP_UP, True),
     ):
         assert not isinstance(await healthy.ask(account_id, command), Refusal)
-    bounds = [Bound(bound_key, "day", 6 * CREDIT), Bound("", "week", 30 * CREDIT), Bound("", "day", 14 * CREDIT)]
+    bounds = [
+        Bound(bound_key, "day", 6 * CREDIT),
+        Bound(group_id, "day", 9 * CREDIT),
+        Bound("", "week", 30 * CREDIT),
+        Bound("", "day", 14 * CREDIT),
+    ]
     limits: list[Callable[[Limit], Any]] = [
         lambda limit: ChangeApiKey(key_id, {}, limit=limit),
         lambda _: ChangeApiKey(key_id, {}, limit=None),
@@ -571,6 +584,9 @@ async def test_random_histories_with_faults_match_the_auditor(
         lambda limit: SetCeiling("month", 2 * limit.credits_micro),
         lambda _: SetCeiling("month", None),
         lambda _: SetLimits(()),
+        lambda _: ChangeApiKey(key_id, {}, group_id=rng.choice([other_group, None])),
+        lambda limit: ChangeKeyGroup(other_group, limits=rng.choice([(), (limit,)])),
+        lambda limit: ChangeKeyGroup(group_id, f"both {limit.window}", (of_group,)),
     ]
     systems = [await start_system(limits=HARDY, writer=FaultyWriter(database, rng), now=clock)]
     if has_rival:
@@ -605,15 +621,21 @@ async def test_random_histories_with_faults_match_the_auditor(
     # The limits: never exceeded, and what is spent of those that are set later is what the model adds up.
     for later in (ChangeApiKey(key_id, {}, limit=Limit(1, "total")), SetLimits(()), SetCeiling("total", 1)):
         await until_answered(later)
-    spending = await until_there(database.read, spending_replayed, account_id, bounds)
+    await until_answered(ChangeKeyGroup(other_group, limits=(Limit(CREDIT, "total"), Limit(CREDIT, "month"))))
     loaded = await until_there(database.read, load_account, account_id)
+    groups = loaded.groups_of_keys
+    assert {key: group for key, group in groups.items() if key != key_id} == dict.fromkeys(
+        (bound_key, shared_key), group_id
+    )
+    spending = await until_there(database.read, spending_replayed, account_id, bounds, groups)
+    assert {each.limited_id for each in loaded.spending} == {"", key_id, bound_key, group_id, other_group}
     assert {each.window for each in loaded.spending} >= {"day", "week", "total"}
     for each in loaded.spending:
-        assert each.spent_micro == spending.spent(each.key_id, each.window, each.starts_at)
+        assert each.spent_micro == spending.spent(each.limited_id, each.window, each.starts_at)
     # Exactly what they leave may be held, and no more.
     for removal in (ChangeApiKey(key_id, {}, limit=None), SetCeiling("total", None), SetCeiling("month", None)):
         await until_answered(removal)
-    rest_micro = min(each.most_micro - spending.spent(each.key_id, each.window, clock.at) for each in bounds)
+    rest_micro = min(each.most_micro - spending.spent(each.limited_id, each.window, clock.at) for each in bounds)
     action_id = await until_there(acted_on, database, account_id)
     enough_micro = lots.debt + max(0, held_micro - balance_micro) + rest_micro + 1
     await give(GrantCredit(enough_micro, None, action_id, "enough", keyed("enough")))

@@ -33,7 +33,7 @@ from holdfast.persistence.journal.statements import draft_of
 from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.queries.spending import keys_with_spending, spending_of_account
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.rows import ApiKeyRecord
+from holdfast.persistence.records.key_rows import ApiKeyRecord
 from holdfast.persistence.server.database import Database
 
 from .account_checks import (
@@ -89,7 +89,7 @@ async def settled(system: Any, account_id: str, request_id: str, charge_micro: i
 async def in_rows(database: Database, account_id: str) -> dict[tuple[str, LimitWindow], Spending]:
     """What an actor that starts now finds of the limits."""
     spending = (await database.read(load_account, account_id)).spending
-    return {(each.key_id, each.window): each for each in spending or ()}
+    return {(each.limited_id, each.window): each for each in spending or ()}
 
 
 async def test_of_100_parallel_tasks_those_the_keys_limit_covers_are_accepted(

@@ -16,6 +16,7 @@ from sqlalchemy import select
 from tests.made_requests import make_order_request
 
 from holdfast.actors.account.by_keys import ByKey, NoteChange, by_key
+from holdfast.actors.account.group_messages import ChangeKeyGroup, CreateKeyGroup, DeleteKeyGroup
 from holdfast.actors.account.limits import AccountLimits
 from holdfast.actors.account.messages import (
     ChangeApiKey,
@@ -36,7 +37,7 @@ from holdfast.ledger.orders.order import OrderResult
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.rows import ApiKeyRecord
+from holdfast.persistence.records.key_rows import ApiKeyRecord
 
 from .account_checks import CREDIT, Clock, NewTask, StartSystem, assert_audit_clean, in_parallel
 from .test_account_limits import created, day, in_rows
@@ -162,6 +163,9 @@ COMMANDS: list[tuple[Any, str]] = [
     (RevokeApiKey("key_1"), "keys:write"),
     (RevokeWithMade("key_1"), "keys:write"),
     (SetLimits(()), "limits:write"),
+    (CreateKeyGroup("grp_1", "group", ()), "limits:write"),
+    (ChangeKeyGroup("grp_1", "group"), "limits:write"),
+    (DeleteKeyGroup("grp_1"), "limits:write"),
     (PutWebhook("wh_1", is_new=True, url="https://a.example/", events=("*",)), "webhooks:write"),
     (DeleteWebhook("wh_1"), "webhooks:write"),
 ]
@@ -271,7 +275,9 @@ async def test_what_a_key_gives_is_taken_from_each_of_its_limits(system: Any, ne
     assert await made(system, account_id, of_model, first) == "exceeds_calling_key limit"
     narrow = msgspec.structs.replace(new_key(Limit(10 * CREDIT, "month")), more_limits=(day(2),))
     child = await made(system, account_id, narrow, first)
-    found = {(each.key_id, each.window): each.limit_micro for each in (await loaded(system, account_id)).spending}
+    found = {
+        (each.limited_id, each.window): each.limit_micro for each in (await loaded(system, account_id)).spending
+    }
     assert found == {
         (first, "month"): 30 * CREDIT,
         (first, "day"): CREDIT,

@@ -18,8 +18,9 @@ from holdfast.ledger.orders.order import Order
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.journal.statements import STATEMENTS
 from holdfast.persistence.records import tables
+from holdfast.persistence.records.key_rows import ApiKeyRecord
 from holdfast.persistence.records.resulting_rows import payment_rows
-from holdfast.persistence.records.rows import ApiKeyRecord, UsageEntry
+from holdfast.persistence.records.rows import UsageEntry
 from holdfast.persistence.server.database import Database
 
 from .fake_rows import CountingRows

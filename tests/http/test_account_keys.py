@@ -29,7 +29,8 @@ from holdfast.ledger.credit.limits import Limit
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.event_rows import WebhookRow
-from holdfast.persistence.records.rows import AccountChange, AccountChangeRow, ApiKeyRecord, ApiKeyRevokedRow
+from holdfast.persistence.records.key_rows import ApiKeyRecord, ApiKeyRevokedRow
+from holdfast.persistence.records.rows import AccountChange, AccountChangeRow
 from holdfast_console.account.history import WORDS
 from holdfast_console.account.keys import SCOPE_WORDS
 from holdfast_console.account.samples import create_samples

@@ -47,6 +47,7 @@ OTHER_TOKEN = "hst_" + "B" * 43
 EXAMPLES = {
     "request_id": TASK_ID,
     "api_key_id": "key_" + "1" * 32,
+    "group_id": "grp_" + "1" * 32,
     "webhook_id": WEBHOOK_ID,
     "event_id": "evt_" + "1" * 32,
     "card_id": "pm_1",

@@ -14,7 +14,8 @@ from holdfast.ledger.credit.limits import Limit
 from holdfast.ledger.public_types import LimitWindow
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.rows import AccountLimitRow, ApiKeyRecord
+from holdfast.persistence.records.key_rows import ApiKeyRecord
+from holdfast.persistence.records.rows import AccountLimitRow
 
 from .stage import make_task
 

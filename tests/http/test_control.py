@@ -32,7 +32,8 @@ from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import new_otp_id
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.rows import ApiKeyRecord, ApiKeyRevokedRow, SessionRevokedRow
+from holdfast.persistence.records.key_rows import ApiKeyRecord, ApiKeyRevokedRow
+from holdfast.persistence.records.rows import SessionRevokedRow
 from holdfast.providers.mail import MailFault
 
 if TYPE_CHECKING:

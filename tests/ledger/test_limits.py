@@ -70,14 +70,21 @@ def of_account(credits_micro: int | None, window: LimitWindow = "day", *, ceilin
 
 
 def opened(
-    spending: AccountSpending, hold_id: str, amount_micro: int, time: datetime = NOON, key_id: str = "key_1"
+    spending: AccountSpending,
+    hold_id: str,
+    amount_micro: int,
+    time: datetime = NOON,
+    key_id: str = "key_1",
+    *,
+    group_id: str = "",
 ) -> Refusal | None:
     """Make a hold as an account does, unless a limit refuses it."""
-    time = spending.time_of(key_id, time)
-    limit = spending.exceeded(LimitedHold(key_id, amount_micro, time))
+    hold = LimitedHold(key_id, amount_micro, time, group_id=group_id)
+    hold = hold._replace(at=spending.time_of(hold))
+    limit = spending.exceeded(hold)
     if limit is not None:
         return limit.refusal(amount_micro)
-    spending.opened(hold_id, LimitedHold(key_id, amount_micro, time))
+    spending.opened(hold_id, hold)
     return None
 
 
@@ -110,6 +117,41 @@ def test_the_keys_limit_is_refused_before_the_accounts() -> None:
         other.message
         == "The hold of 0.000011 exceeds the account's limit of 0.00001 in total, of which 0.00 is spent."
     )
+
+
+def of_group(credits_micro: int, group_id: str = "grp_1") -> Spending:
+    return Spending(group_id, "day", credits_micro, starts_at=window_start("day", NOON), group_name="team")
+
+
+def test_the_keys_of_a_group_share_its_limit_and_its_refusal_names_it() -> None:
+    spending = AccountSpending([of_account(100, "total"), of_group(10), of_key(8)], {})
+    assert opened(spending, "h1", 6, group_id="grp_1") is None
+    own = opened(spending, "h2", 5, group_id="grp_1")
+    shared = opened(spending, "h3", 5, key_id="key_2", group_id="grp_1")
+    assert (own and own.message.split(" of ")[1]) == "0.000005 exceeds the API key's limit"
+    assert shared is not None
+    assert (shared.code, shared.limit and shared.limit.group_id) == ("key_limit_exceeded", "grp_1")
+    assert shared.message == (
+        "The hold of 0.000005 exceeds the limit of the API key's group 'team', of 0.00001 a day, of which 0.000006 "
+        "is spent until 2026-11-26T00:00:00.000Z."
+    )
+    assert opened(spending, "h4", 5, key_id="key_2") is None
+    assert opened(spending, "h5", 4, key_id="key_2", group_id="grp_1") is None
+
+
+def test_a_key_brings_what_it_has_spent_into_a_group_and_takes_it_away() -> None:
+    holds = {"h1": LimitedHold("key_1", 6, NOON), "h2": LimitedHold("key_2", 3, NOON, group_id="grp_1")}
+    spending = AccountSpending([first := of_group(10), other := of_group(10, "grp_2")], holds)
+    assert (first.spent_micro, other.spent_micro) == (3, 0)
+    spending.move("key_1", "grp_1", {first: 5}, holds)
+    assert (first.captured_micro, first.held_micro) == (5, 9)
+    assert opened(spending, "h3", 1, key_id="key_2", group_id="grp_1") is not None
+    spending.settled("h1", 2)
+    assert (first.captured_micro, first.held_micro) == (7, 3)
+    holds = {"h2": holds["h2"]}
+    spending.move("key_1", "grp_2", {first: 7, other: 7}, holds)
+    spending.move("key_2", "", {first: 0}, holds)
+    assert [(each.captured_micro, each.held_micro) for each in (first, other)] == [(0, 0), (7, 0)]
 
 
 def test_the_lower_one_of_a_limit_and_a_ceiling_counts() -> None:
@@ -159,7 +201,7 @@ def test_a_clock_that_is_set_back_stays_in_the_newest_window() -> None:
     midnight = at("2026-11-26T00:00:00Z")
     assert opened(spending, "h1", 6, midnight) is None
     back = midnight - timedelta(minutes=5)
-    assert spending.time_of("key_1", back) == midnight
+    assert spending.time_of(LimitedHold("key_1", 6, back)) == midnight
     assert opened(spending, "h2", 6, back) is not None
     assert opened(spending, "h3", 4, back) is None
     spending.settled("h3", 4)
@@ -180,9 +222,9 @@ def test_a_limit_set_later_counts_the_open_holds() -> None:
     assert opened(spending, "h3", 1, key_id="key_2") is None
     spending.settled("h1", 6)
     assert [each.spent_micro for each in spending] == [6, 10]
-    [removed] = [each for each in spending if each.key_id == "key_1"]
+    [removed] = [each for each in spending if each.limited_id == "key_1"]
     spending.remove(removed)
-    assert spending.of_key("key_1") == []
+    assert spending.of("key_1") == []
     assert list(spending.of_account()) == ["day"]
 
 
@@ -288,19 +330,21 @@ class Hold(NamedTuple):
     model: str
     outcome_micro: int | None = None
 
-    def is_of(self, key_id: str, models: tuple[str, ...]) -> bool:
-        """Whether it counts for such a limit, by the models' ids alone."""
-        return key_id in (self.key_id, WHOLE_ACCOUNT) and (not models or self.model.split("/")[0] in models[0])
-
 
 class Histories(RuleBasedStateMachine):
-    """Holds and settlements of two keys with several limits, which change, and the clock moves, mostly forward."""
+    """Holds and settlements of two keys with several limits and groups, which change; the clock moves, too."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = NOON
         self.holds: dict[str, Hold] = {}
+        self.groups: dict[str, str] = {}
         self.spending = AccountSpending([], {})
+
+    def is_of(self, hold: Hold, limited_id: str, models: tuple[str, ...]) -> bool:
+        """Whether a hold counts for such a limit, by the ids of the models alone."""
+        is_of_owner = limited_id in (hold.key_id, self.groups.get(hold.key_id), WHOLE_ACCOUNT)
+        return is_of_owner and (not models or hold.model.split("/")[0] in models[0])
 
     def spent(self, limit: Spending) -> int:
         """Add up what counts, from all that ever happened."""
@@ -308,7 +352,7 @@ class Histories(RuleBasedStateMachine):
         return sum(
             hold.amount_micro if hold.outcome_micro is None else hold.outcome_micro
             for hold in self.holds.values()
-            if hold.is_of(limit.key_id, limit.models)
+            if self.is_of(hold, limit.limited_id, limit.models)
             and hold.at >= limit.starts_at
             and (end is None or hold.at < end)
         )
@@ -318,12 +362,14 @@ class Histories(RuleBasedStateMachine):
         return sum(
             hold.outcome_micro or 0
             for hold in self.holds.values()
-            if hold.is_of(key_id, models) and hold.at >= start
+            if self.is_of(hold, key_id, models) and hold.at >= start
         )
 
     def open_holds(self) -> dict[str, LimitedHold]:
         return {
-            hold_id: LimitedHold(hold.key_id, hold.amount_micro, hold.at, hold.model)
+            hold_id: LimitedHold(
+                hold.key_id, hold.amount_micro, hold.at, hold.model, self.groups.get(hold.key_id, "")
+            )
             for hold_id, hold in self.holds.items()
             if hold.outcome_micro is None
         }
@@ -333,7 +379,7 @@ class Histories(RuleBasedStateMachine):
         self.now += timedelta(hours=hours)
 
     @rule(
-        key_id=st.sampled_from([WHOLE_ACCOUNT, "key_1", "key_2"]),
+        key_id=st.sampled_from([WHOLE_ACCOUNT, "key_1", "key_2", "grp_1", "grp_2"]),
         window=st.sampled_from(WINDOWS),
         models=st.sampled_from([(), ("studio/*",), ("gpu/*",)]),
         most=st.integers(0, 30),
@@ -342,7 +388,7 @@ class Histories(RuleBasedStateMachine):
         """Set a limit, or with zero remove it."""
         models = () if key_id == WHOLE_ACCOUNT else models
         known = next(
-            (each for each in self.spending if (each.key_id, *each.kind) == (key_id, window, models)), None
+            (each for each in self.spending if (each.limited_id, *each.kind) == (key_id, window, models)), None
         )
         if known is not None and most:
             known.limit_micro = most
@@ -354,7 +400,20 @@ class Histories(RuleBasedStateMachine):
         start = window_start(window, newest)
         captured = self.captured(key_id, models, start)
         new = Spending(key_id, window, most, starts_at=start, captured_micro=captured, models=models)
+        new.group_name = key_id if key_id.startswith("grp") else None
         self.spending.add(new, self.open_holds())
+
+    @rule(key_id=st.sampled_from(["key_1", "key_2"]), group_id=st.sampled_from(["", "grp_1", "grp_2"]))
+    def move(self, key_id: str, group_id: str) -> None:
+        """Put a key into another group, or into none."""
+        before = self.groups.get(key_id, "")
+        if group_id == before:
+            return
+        self.spending.advance(self.now)
+        limits = [each for each_id in (before, group_id) if each_id for each in self.spending.of(each_id)]
+        captured = {each: self.captured(key_id, each.models, each.starts_at) for each in limits}
+        self.spending.move(key_id, group_id, captured, self.open_holds())
+        self.groups[key_id] = group_id
 
     @rule()
     def restart(self) -> None:
@@ -365,7 +424,7 @@ class Histories(RuleBasedStateMachine):
             for each in self.spending
         ]
         for each in again:
-            each.captured_micro = self.captured(each.key_id, each.models, each.starts_at)
+            each.captured_micro = self.captured(each.limited_id, each.models, each.starts_at)
         self.spending = AccountSpending(again, self.open_holds())
 
     @rule(
@@ -374,12 +433,13 @@ class Histories(RuleBasedStateMachine):
         model=st.sampled_from(["studio/image-1", "gpu/clip-1"]),
     )
     def hold(self, key_id: str, amount: int, model: str) -> None:
-        hold_id, time = f"h{len(self.holds)}", self.spending.time_of(key_id, self.now)
+        hold_id, group_id = f"h{len(self.holds)}", self.groups.get(key_id, "")
+        time = self.spending.time_of(LimitedHold(key_id, amount, self.now, model, group_id))
         self.spending.advance(time)
         hold = Hold(key_id, amount, time, model)
-        counting = [each for each in self.spending if hold.is_of(each.key_id, each.models)]
+        counting = [each for each in self.spending if self.is_of(hold, each.limited_id, each.models)]
         fits = amount == 0 or all(self.spent(each) + amount <= each.most_micro for each in counting)
-        limited = LimitedHold(key_id, amount, time, model)
+        limited = LimitedHold(key_id, amount, time, model, group_id)
         exceeded = self.spending.exceeded(limited)
         assert (exceeded is None) == fits
         if exceeded is None:
@@ -392,15 +452,16 @@ class Histories(RuleBasedStateMachine):
         hold_id = data.draw(st.sampled_from([k for k, hold in self.holds.items() if hold.outcome_micro is None]))
         hold = self.holds[hold_id]
         charge = data.draw(st.integers(0, hold.amount_micro))
+        limited = self.open_holds()[hold_id]
         changed = self.spending.settled(hold_id, charge)
         self.holds[hold_id] = hold._replace(outcome_micro=charge)
-        assert changed in ([], list(self.spending.counting(hold.key_id, hold.model)))
+        assert changed in ([], list(self.spending.counting(limited)))
 
     @invariant()
     def what_is_spent_is_what_a_model_adds_up(self) -> None:
         for each in self.spending:
             assert each.spent_micro == self.spent(each)
-            assert each.captured_micro == self.captured(each.key_id, each.models, each.starts_at)
+            assert each.captured_micro == self.captured(each.limited_id, each.models, each.starts_at)
 
 
 Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -14,7 +14,8 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.journal.units import Committed, Fence, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter
-from holdfast.persistence.records.rows import AccountHead, ApiKeyRecord, ApiKeyRow, IdempotencyRow, Row
+from holdfast.persistence.records.key_rows import ApiKeyRecord, ApiKeyRow
+from holdfast.persistence.records.rows import AccountHead, IdempotencyRow, Row
 from holdfast.persistence.server.connections import connected
 
 from .written_units import AT, BEYOND_ASCII, AccountUnits

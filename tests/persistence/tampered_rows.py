@@ -193,6 +193,8 @@ CASES: list[tuple[list[str], set[str]]] = [
     (["delete from tasks where request_id = 'task_open'"], {PAIRS, ORPHANS}),
     (["delete from accounts where id = 'acct_bob'"], {ORPHANS, LOT_LEFT}),
     (["insert into sessions values ('acct_x', 'ses_1', '', now(), now(), null)"], {ORPHANS}),
+    (["insert into key_groups values ('acct_x', 'grp_1', 'team', '[]', now())"], {ORPHANS}),
+    (["insert into group_keys values ('acct_ada', 'key_1', 'grp_none')"], {ORPHANS}),
     (["insert into account_limits values ('acct_x', 'day', null, null, now(), 0)"], {ORPHANS}),
     (["insert into account_limits values ('acct_ada', 'total', null, 5, '1970-01-01Z', 7)"], {LIMITED}),
     (

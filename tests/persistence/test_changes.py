@@ -11,7 +11,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.persistence.journal.changes import NAMED_MAX, REREAD_S, Change, Changes, Extent, Watch
 from holdfast.persistence.journal.units import Unit
-from holdfast.persistence.records.rows import AccountHead, ApiKeyUsedRow, TaskChangedRow
+from holdfast.persistence.records.key_rows import ApiKeyUsedRow
+from holdfast.persistence.records.rows import AccountHead, TaskChangedRow
 
 from .values import make_task
 

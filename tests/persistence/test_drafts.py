@@ -20,14 +20,8 @@ from holdfast.persistence.journal.statements import BULK_ROWS, STATEMENTS, draft
 from holdfast.persistence.journal.units import Committed, Fence, Stale, Unit
 from holdfast.persistence.journal.writer import _LOCK, _PROBE, BatchWriter, CommitUnanswered, ConnectionLost
 from holdfast.persistence.queries.loading import load_account
-from holdfast.persistence.records.rows import (
-    ApiKeyRecord,
-    ApiKeyRevokedRow,
-    ApiKeyRow,
-    IdempotencyProbe,
-    SignInRow,
-    TaskChangedRow,
-)
+from holdfast.persistence.records.key_rows import ApiKeyRecord, ApiKeyRevokedRow, ApiKeyRow
+from holdfast.persistence.records.rows import IdempotencyProbe, SignInRow, TaskChangedRow
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 

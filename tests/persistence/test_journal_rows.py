@@ -31,6 +31,19 @@ from holdfast.persistence.journal.units import (
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.event_rows import AlertsRow, WebhookDeletedRow, WebhookRow
+from holdfast.persistence.records.key_rows import (
+    ApiKeyLimitRow,
+    ApiKeyMakersRow,
+    ApiKeyMoreLimitsRow,
+    ApiKeyRecord,
+    ApiKeyRevokedRow,
+    ApiKeyRow,
+    ApiKeyTermsRow,
+    ApiKeyUsedRow,
+    GroupKeyRow,
+    KeyGroupDeletedRow,
+    KeyGroupRow,
+)
 from holdfast.persistence.records.rows import (
     AccountAccessRow,
     AccountChangeRow,
@@ -41,14 +54,6 @@ from holdfast.persistence.records.rows import (
     AccountKeptRow,
     AccountLimitRow,
     AccountRow,
-    ApiKeyLimitRow,
-    ApiKeyMakersRow,
-    ApiKeyMoreLimitsRow,
-    ApiKeyRecord,
-    ApiKeyRevokedRow,
-    ApiKeyRow,
-    ApiKeyTermsRow,
-    ApiKeyUsedRow,
     AssetRow,
     AssetsDeletedRow,
     AssetsExpiryRow,
@@ -222,6 +227,12 @@ def hostile_values(t: Any, i: int) -> list[Any]:
         ApiKeyTermsRow(a, f"key{i}{t}", KeyTerms(t + "!", (), ("", t, '{"'), later, is_paused=True)),
         ApiKeyLimitRow(a, f"key{i}{t}", 2**40, "week", later, n),
         ApiKeyMoreLimitsRow(a, f"key{i}{t}", (Limit(n, "day", (t, '{"', "\\")), Limit(2**40, "total"))),
+        KeyGroupRow(a, f"grp{i}{t}", t, (Limit(n, "day", (t, '{"', "\\")),), later),
+        KeyGroupRow(a, f"gone{i}{t}", t, (), later),
+        GroupKeyRow(a, f"key{i}{t}", f"grp{i}{t}"),
+        GroupKeyRow(a, f"free{i}{t}", None),
+        GroupKeyRow(a, f"old{i}{t}", f"gone{i}{t}"),
+        KeyGroupDeletedRow(a, f"gone{i}{t}"),
         AccountLimitRow(a, "month", None, 2**40, later, n),
         ApiKeyRevokedRow(a, f"key{i}{t}", later),
         CouponGrantedRow(a, f"cpn{i}{t}", later),

@@ -28,13 +28,8 @@ from holdfast.persistence.journal.units import (
 )
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.loading import load_account
-from holdfast.persistence.records.rows import (
-    AccountHead,
-    ApiKeyRevokedRow,
-    IdempotencyProbe,
-    SignInRow,
-    StoredReply,
-)
+from holdfast.persistence.records.key_rows import ApiKeyRevokedRow
+from holdfast.persistence.records.rows import AccountHead, IdempotencyProbe, SignInRow, StoredReply
 from holdfast.persistence.server.database import Database
 
 from .values import make_task

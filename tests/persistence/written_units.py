@@ -24,12 +24,10 @@ from holdfast.persistence.journal.units import (
     UnitResult,
 )
 from holdfast.persistence.journal.writer import BatchWriter
+from holdfast.persistence.records.key_rows import ApiKeyRecord, ApiKeyRevokedRow, ApiKeyRow
 from holdfast.persistence.records.rows import (
     AccountHead,
     AccountRow,
-    ApiKeyRecord,
-    ApiKeyRevokedRow,
-    ApiKeyRow,
     IdempotencyProbe,
     IdempotencyRow,
     Row,

@@ -31,6 +31,8 @@ INCLUDED: Final[Mapping[str, str]] = {FILES_WRITE: TASKS_WRITE, ORDERS_READ: ACC
 """The scopes that a wider one includes, with that one."""
 MAKERS_MAX: Final = 8
 """How many keys may have made one another, one after the other."""
+KEY_GROUPS_MAX: Final = 100
+"""The most key groups of an account."""
 OF_PROVIDER: Final = "/*"
 """The end of a pattern for all models whose ids begin as it does, such as ``studio/*``."""
 

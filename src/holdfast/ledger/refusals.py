@@ -56,7 +56,7 @@ def cut_text(text: str, chars_max: int) -> str:
 class ExceededLimit(msgspec.Struct, frozen=True, kw_only=True):
     """The limit that a hold would exceed, what is spent of it, and when its window ends; None: it does not.
 
-    ``models`` are those that it is for; empty: all.
+    ``models`` are those that it is for; empty: all. ``group_id`` is the limited group of keys, if any.
     """
 
     credits_micro: int
@@ -64,6 +64,7 @@ class ExceededLimit(msgspec.Struct, frozen=True, kw_only=True):
     spent_micro: int
     resets_at: datetime | None
     models: tuple[str, ...] = ()
+    group_id: str | None = None
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):

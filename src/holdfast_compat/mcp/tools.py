@@ -32,7 +32,6 @@ from holdfast.ledger.api_keys import ACCOUNT_READ, FILES_WRITE, TASKS_READ, TASK
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.catalog.models import Modality
 from holdfast.ledger.catalog.quotes import model_not_found
-from holdfast.ledger.credit.limits import WHOLE_ACCOUNT, Spending
 from holdfast.ledger.public_types import FreeForm
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
@@ -40,7 +39,7 @@ from holdfast.persistence.queries.accounts import find_totals
 from holdfast.persistence.queries.files import files_of_account
 from holdfast.persistence.queries.spending import keys_with_spending, spending_of_account
 from holdfast.persistence.queries.tasks import tasks_of_account
-from holdfast.persistence.records.rows import ApiKeyRecord
+from holdfast.persistence.records.key_rows import ApiKeyRecord
 from holdfast_compat.mcp.results import file_result, result_of, task_result
 from holdfast_compat.mcp.views import (
     ShownFiles,
@@ -448,10 +447,10 @@ async def get_account(at: ToolCall, _wanted: NothingWanted) -> dict[str, object]
     if isinstance(totals, Refusal):
         return totals
     assert totals is not None, "a key names an account that exists"
-    _, of_keys = await call.read(lambda rows: keys_with_spending(rows, account_id))
+    keys, of_keys = await call.read(lambda rows: keys_with_spending(rows, account_id))
     of_account = await call.read(lambda rows: spending_of_account(rows, account_id))
-    limits: list[Spending] = []
-    for spending, key_id in ((of_keys, at.key.key_id), (of_account, WHOLE_ACCOUNT)):
-        spending.advance(now)
-        limits += spending.counting(key_id)
+    group_id = next((each.group_id for each in keys if each.key.key_id == at.key.key_id), None)
+    of_keys.advance(now)
+    of_account.advance(now)
+    limits = [*of_keys.of(at.key.key_id), *(of_keys.of(group_id) if group_id else ()), *of_account]
     return result_of(shown_account(totals, at.key, limits))

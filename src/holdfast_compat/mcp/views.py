@@ -21,7 +21,8 @@ from holdfast.ledger.money import format_amount, format_price
 from holdfast.ledger.public_types import Amount, LimitWindow, TaskId, Time
 from holdfast.ledger.tasks.public import public_output
 from holdfast.ledger.tasks.task import Task, TaskStatus
-from holdfast.persistence.records.rows import ApiKeyRecord, FileRow
+from holdfast.persistence.records.key_rows import ApiKeyRecord
+from holdfast.persistence.records.rows import FileRow
 
 WAIT_AGAIN: Final = "It has not ended: call wait_for_task again."
 
@@ -98,7 +99,7 @@ class ShownFiles(msgspec.Struct, frozen=True):
 class ShownLimit(msgspec.Struct, frozen=True):
     """A limit that counts for the key, and what is left of it."""
 
-    of: Literal["api_key", "account"]
+    of: Literal["api_key", "key_group", "account"]
     window: LimitWindow
     credits: Amount
     spent: Amount
@@ -195,8 +196,11 @@ def shown_account(totals: AccountTotals, key: ApiKeyRecord, limits: Iterable[Spe
 
 def _shown_limit(spending: Spending) -> ShownLimit:
     most_micro, spent_micro = spending.most_micro, spending.spent_micro
+    whose: Literal["api_key", "key_group", "account"] = "key_group"
+    if spending.group_name is None:
+        whose = "account" if spending.limited_id == WHOLE_ACCOUNT else "api_key"
     return ShownLimit(
-        of="account" if spending.key_id == WHOLE_ACCOUNT else "api_key",
+        of=whose,
         window=spending.window,
         credits=format_amount(most_micro),
         spent=format_amount(spent_micro),

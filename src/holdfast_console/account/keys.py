@@ -6,20 +6,24 @@ from collections.abc import Sequence
 from typing import Final
 
 from holdfast.http.endpoints.api_keys import (
-    AccountLimitList,
     ApiKeyBody,
     ApiKeyList,
     ApiKeyRevokedBody,
     ApiKeySecret,
-    KeyLimit,
     change_api_key,
     create_api_key,
     list_api_keys,
-    read_limits,
     revoke_api_key,
-    set_limits,
 )
 from holdfast.http.endpoints.catalog import list_models
+from holdfast.http.endpoints.key_groups import (
+    KeyGroupList,
+    change_key_group,
+    create_key_group,
+    delete_key_group,
+    list_key_groups,
+)
+from holdfast.http.endpoints.limits import AccountLimitList, KeyLimit, read_limits, set_limits
 from holdfast.http.kit.calls import Auth
 from holdfast.http.schemas.models import ModelList
 from holdfast.ledger.api_keys import ALL_SCOPES, SCOPES
@@ -67,6 +71,8 @@ async def keys(visit: Visit) -> ViewResult:
     shows_all = visit.parameter("all") == "1"
     listed = [] if isinstance(found, Refusal) else found.data
     limits = await visit.read(read_limits, AccountLimitList)
+    found_groups = await visit.read(list_key_groups, KeyGroupList)
+    groups = [] if isinstance(found_groups, Refusal) else found_groups.data
     models, is_for_agent = await model_ids(visit), visit.parameter("preset") == "agent"
     values = {
         "found": found,
@@ -74,6 +80,14 @@ async def keys(visit: Visit) -> ViewResult:
         "makers": {key.created_by for key in listed},
         "keys": [key for key in listed if shows_all or key.revoked_at is None],
         "limits_of": {key.api_key_id: {each.window: each.credits for each in _of_form(key)} for key in listed},
+        "found_groups": found_groups,
+        "groups": groups,
+        "group_choices": [("", "No group"), *((each.group_id, each.name) for each in groups)],
+        "group_names": {each.group_id: each.name for each in groups},
+        "limits_of_group": {
+            group.group_id: {each.window: each.credits for each in group.limits if not each.models}
+            for group in groups
+        },
         "revoked": sum(key.revoked_at is not None for key in listed),
         "shows_all": shows_all,
         "scopes": SCOPE_WORDS,
@@ -111,7 +125,7 @@ async def change(visit: Visit) -> ViewResult:
     if isinstance(found, Refusal):
         return found
     [limits] = [each.limits for each in found.data if each.api_key_id == visit.path["api_key_id"]] or [[]]
-    changed, _ = await visit.submit(change_api_key, fields=_terms(visit, [each for each in limits if each.models]))
+    changed, _ = await visit.submit(change_api_key, fields=_terms(visit, _kept(limits)))
     return changed if isinstance(changed, Refusal) else _done("The key is changed.")
 
 
@@ -137,6 +151,33 @@ async def revoke(visit: Visit) -> ViewResult:
     return _done(f"The key is revoked: it never works again{made}.")
 
 
+@view(f"{KEYS}/groups/create", method="POST")
+async def create_group(visit: Visit) -> ViewResult:
+    """Create a key group."""
+    fields = {"name": visit.form.get("name", ""), "limits": _limits(visit)}
+    created, _ = await visit.submit(create_key_group, fields=fields, path={})
+    return created if isinstance(created, Refusal) else _done("The group is created. Put keys into it below.")
+
+
+@view(f"{KEYS}/groups/{{group_id}}/change", method="POST")
+async def change_group(visit: Visit) -> ViewResult:
+    """Change a group's name and limits. Those for some models alone, which no form has, stay."""
+    found = await visit.read(list_key_groups, KeyGroupList)
+    if isinstance(found, Refusal):
+        return found
+    [limits] = [each.limits for each in found.data if each.group_id == visit.path["group_id"]] or [[]]
+    fields = {"name": visit.form.get("name", ""), "limits": [*_limits(visit), *_kept(limits)]}
+    changed, _ = await visit.submit(change_key_group, fields=fields)
+    return changed if isinstance(changed, Refusal) else _done("The group is changed.")
+
+
+@view(f"{KEYS}/groups/{{group_id}}/delete", method="POST")
+async def delete_group(visit: Visit) -> ViewResult:
+    """Delete a group without keys."""
+    deleted, _ = await visit.submit(delete_key_group, fields={})
+    return deleted if isinstance(deleted, Refusal) else _done("The group is deleted.")
+
+
 @view(f"{KEYS}/limits", method="POST")
 async def change_limits(visit: Visit) -> ViewResult:
     """Replace the limits of the whole account."""
@@ -149,6 +190,13 @@ def _of_form(key: ApiKeyBody) -> list[KeyLimit]:
     return [each for each in key.limits if not each.models]
 
 
+def _kept(limits: Sequence[KeyLimit]) -> list[dict[str, object]]:
+    """Return the limits that no form has, to be sent again."""
+    return [
+        {"credits": each.credits, "window": each.window, "models": each.models} for each in limits if each.models
+    ]
+
+
 def _limits(visit: Visit) -> list[dict[str, object]]:
     return [{"credits": visit.form[window], "window": window} for window in WINDOWS if window in visit.form]
 
@@ -158,7 +206,7 @@ def _agent_preset(models: Sequence[str]) -> tuple[object, ...]:
     return "agent", ", ".join(models) if len(models) <= AGENT_MODELS_MAX else "", "", {"day": "5.00"}, "0.50"
 
 
-def _terms(visit: Visit, kept: Sequence[KeyLimit] = ()) -> dict[str, object]:
+def _terms(visit: Visit, kept: Sequence[dict[str, object]] = ()) -> dict[str, object]:
     """Return the fields of a key's form as the endpoints take them. What is left empty has no bound."""
     form = visit.form
     models = [text.strip() for text in form.get("models", "").split(",") if text.strip()]
@@ -166,10 +214,8 @@ def _terms(visit: Visit, kept: Sequence[KeyLimit] = ()) -> dict[str, object]:
         "name": form.get("name", ""),
         "expires_at": f"{form['expires_at']}T00:00:00Z" if "expires_at" in form else None,
         "models": models or None,
-        "limits": [
-            *_limits(visit),
-            *({"credits": each.credits, "window": each.window, "models": each.models} for each in kept),
-        ],
+        "limits": [*_limits(visit), *kept],
+        **({"group_id": form.get("group_id")} if "has_group" in form else {}),
         "max_credits_per_task": form.get("max_credits_per_task"),
     }
 

@@ -8,8 +8,8 @@ from decimal import Decimal
 from typing import Final, NamedTuple
 
 from holdfast.http.endpoints.account import read_account
-from holdfast.http.endpoints.api_keys import AccountLimit, AccountLimitList, read_limits
 from holdfast.http.endpoints.credit_lots import CreditLotBody, CreditLotList, list_credit_lots
+from holdfast.http.endpoints.limits import AccountLimit, AccountLimitList, read_limits
 from holdfast.http.endpoints.sign_in import read_first_call
 from holdfast.http.endpoints.statement import Statement, read_statement
 from holdfast.http.endpoints.tasks.usage_log import list_usage

@@ -12,6 +12,9 @@ from typing import Final, Self, TypeAlias
 
 from holdfast.actors.account.alerts import decide_alerts
 from holdfast.actors.account.by_keys import ByKey, NoteChange, calling_key
+from holdfast.actors.account.counted_limits import CountedLimits
+from holdfast.actors.account.group_messages import ChangeKeyGroup, CreateKeyGroup, DeleteKeyGroup, GroupCommand
+from holdfast.actors.account.key_groups import KeyGroups
 from holdfast.actors.account.keys import AccountKeys, model_not_allowed
 from holdfast.actors.account.leaving import AccountLeaving
 from holdfast.actors.account.limits import AccountLimits, CreateRate
@@ -92,9 +95,9 @@ from holdfast.ledger.tasks.transitions import Settlement
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Fence, Unit, UnitResult
 from holdfast.persistence.queries.loading import LoadedAccount
+from holdfast.persistence.records.key_rows import ApiKeyUsedRow
 from holdfast.persistence.records.rows import (
     AccountAccessRow,
-    ApiKeyUsedRow,
     CouponGrantedRow,
     LotAnnouncedRow,
     Row,
@@ -114,6 +117,7 @@ AccountCommand: TypeAlias = (
     | RevokeWithMade
     | RecordKeyUse
     | SetLimits
+    | GroupCommand
     | SignOut
     | AlertCommand
     | OrderCommand
@@ -169,6 +173,7 @@ class AccountActor(JournaledActor):
         self._seller = seller
         self._units: AccountUnits
         self._keys: AccountKeys
+        self._spent: CountedLimits
         self._leaving: AccountLeaving
         self._disabled_at: datetime | None
         self._replies = RecentReplies(account_id, replies_max=limits.replies_max, ttl_s=limits.idempotency_ttl_s)
@@ -202,12 +207,19 @@ class AccountActor(JournaledActor):
         )
         if loaded.top_up is not None:
             self._units.top_up = self._top_up_of(loaded.top_up)
+        self._spent = CountedLimits(
+            self._units,
+            loaded.spending,
+            database=self._database,
+            now=self._now,
+            await_durable=self.await_durable,
+        )
         self._keys = AccountKeys(
             self._units,
             loaded.live_keys,
             loaded.makers,
-            loaded.spending,
-            database=self._database,
+            self._spent,
+            KeyGroups(self._units, loaded.key_groups, loaded.groups_of_keys, self._spent, self._now),
             now=self._now,
             await_durable=self.await_durable,
             live_max=self._limits.live_keys_max,
@@ -250,6 +262,9 @@ class AccountActor(JournaledActor):
                 | RevokeWithMade()
                 | SetLimits()
                 | SetCeiling()
+                | CreateKeyGroup()
+                | ChangeKeyGroup()
+                | DeleteKeyGroup()
             ):
                 return self._keys.decide(message)
             case RecordKeyUse():
@@ -378,7 +393,7 @@ class AccountActor(JournaledActor):
     def _create_task(self, command: CreateTask) -> Turn[TaskAccepted]:
         """Refuses: 1. a superseded attempt; 2. a model the key may not use, or a hold above what each of its tasks
         may cost; 3. a create above the rate limit; 4. too many tasks; 5. a limit that would be exceeded, the key's
-        before the account's; 6. too little credit.
+        before its group's and the account's; 6. too little credit.
         """
         request, after = command.request, command.after
         state, terms = self._units.state, request.terms
@@ -403,13 +418,13 @@ class AccountActor(JournaledActor):
                 retry_after_s=5,
             )
             return self._units.refuse(command, refusal)
-        at, spending = self._now(), self._keys.spending
-        hold = LimitedHold(key_id, request.hold_micro, at, terms.model)
+        at, spending = self._now(), self._spent.spending
+        hold = LimitedHold(key_id, request.hold_micro, at, terms.model, self._keys.groups.of_keys.get(key_id, ""))
         if spending is not None:
-            hold = hold._replace(at=(at := spending.time_of(key_id, at)))
+            hold = hold._replace(at=(at := spending.time_of(hold)))
             exceeded = spending.exceeded(hold)
             if exceeded is not None:
-                return self._keys.refuse_hold(command, exceeded, at)
+                return self._spent.refuse_hold(command, exceeded, at)
         request_id = new_id_of_account("task", state.account_id)
         operation = decide_hold(
             state,
@@ -431,7 +446,7 @@ class AccountActor(JournaledActor):
         state.apply(operation)
         rows = ()
         if spending is not None:
-            rows = self._keys.opened(request.hold_id, hold)
+            rows = self._spent.opened(request.hold_id, hold)
         self._create_rate.take()
         task = accept_task(state.account_id, request_id, request, at)
         reply = TaskAccepted(
@@ -466,8 +481,8 @@ class AccountActor(JournaledActor):
             return self._units.refuse(command, operation)
         state.apply(operation)
         rows: tuple[Row, ...] = command.rows
-        if self._keys.spending is not None:
-            rows = (*rows, *self._keys.settled(settlement.hold_id, settlement.charge_micro, settlement.at))
+        if self._spent.spending is not None:
+            rows = (*rows, *self._spent.settled(settlement.hold_id, settlement.charge_micro, settlement.at))
         return self._units.change(
             command,
             settlement,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeAlias, TypeVar, get_args
 
+from holdfast.actors.account.group_messages import ChangeKeyGroup, CreateKeyGroup, DeleteKeyGroup
 from holdfast.actors.account.messages import (
     ChangeApiKey,
     CreateApiKey,
@@ -27,7 +28,8 @@ T = TypeVar("T")
 class CreateApiKeyByKey(CreateApiKey, frozen=True, kw_only=True):
     """Create an API key that has no more than the key ``by``.
 
-    Of a limit of that key the new one's is taken. Refused with ``insufficient_scope``, ``exceeds_calling_key``.
+    Of a limit of that key the new one's is taken, and it is in that key's group. Refused with
+    ``insufficient_scope``, ``exceeds_calling_key``.
     """
 
     by: str
@@ -37,7 +39,8 @@ class CreateApiKeyByKey(CreateApiKey, frozen=True, kw_only=True):
 class ChangeApiKeyByKey(ChangeApiKey, frozen=True, kw_only=True):
     """Change a key that the key ``by`` has made, or one that was made by such a key, to no more than that has.
 
-    Refused for any other key with ``not_made_by_key``, else as :class:`CreateApiKeyByKey`.
+    It takes none out of a group. Refused for any other key with ``not_made_by_key``, else as
+    :class:`CreateApiKeyByKey`.
     """
 
     by: str
@@ -60,6 +63,30 @@ class RevokeWithMadeByKey(RevokeWithMade, frozen=True, kw_only=True):
 
 class SetLimitsByKey(SetLimits, frozen=True, kw_only=True):
     """Replace the limits of the account. A key with a limit raises none above its own: ``exceeds_calling_key``."""
+
+    by: str
+    scope: str
+
+
+class CreateKeyGroupByKey(CreateKeyGroup, frozen=True, kw_only=True):
+    """Create a key group."""
+
+    by: str
+    scope: str
+
+
+class ChangeKeyGroupByKey(ChangeKeyGroup, frozen=True, kw_only=True):
+    """Change a key group. A key that has a limit or is in a group raises and removes no limit of any group.
+
+    That is refused with ``exceeds_calling_key``.
+    """
+
+    by: str
+    scope: str
+
+
+class DeleteKeyGroupByKey(DeleteKeyGroup, frozen=True, kw_only=True):
+    """Delete a key group without live keys."""
 
     by: str
     scope: str
@@ -101,6 +128,9 @@ ByKey: TypeAlias = (
     | RevokeApiKeyByKey
     | RevokeWithMadeByKey
     | SetLimitsByKey
+    | CreateKeyGroupByKey
+    | ChangeKeyGroupByKey
+    | DeleteKeyGroupByKey
     | PutWebhookByKey
     | DeleteWebhookByKey
     | CreateOrderByKey

@@ -1,8 +1,5 @@
 """An account's API keys, and the limits of what they and the whole account spend: what each command changes.
 
-What is spent is counted in the account's turn, with the holds and captures that it is the sum of. A limit that is
-set later counts what the rows have, so the turn waits until all that was decided before is in them.
-
 What a key asks for is compared here with what that key has at this moment: another request may have paused,
 narrowed or revoked it since it was authenticated. It gives no more than it has, and what it gives of its own limit
 it has no longer, so that all the keys it makes, and those that they make, never spend more than it might have.
@@ -10,18 +7,18 @@ it has no longer, so that all the keys it makes, and those that they make, never
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import datetime
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 
 from holdfast.actors.account.by_keys import NoteChange, calling_key
+from holdfast.actors.account.counted_limits import CountedLimits
+from holdfast.actors.account.group_messages import GroupCommand
+from holdfast.actors.account.key_groups import KeyGroups
 from holdfast.actors.account.messages import (
     ChangeApiKey,
     CreateApiKey,
-    CreateTask,
     RevokeApiKey,
     RevokedKeys,
     RevokeWithMade,
@@ -29,17 +26,13 @@ from holdfast.actors.account.messages import (
     SetLimits,
 )
 from holdfast.actors.account.units import AccountUnits
-from holdfast.actors.runtime.journaled import Commit, Turn
-from holdfast.ledger.alerts.account_events import LimitReached
-from holdfast.ledger.alerts.alerts import limit_subject
+from holdfast.actors.runtime.journaled import Turn
 from holdfast.ledger.api_keys import MAKERS_MAX, TASKS_WRITE, KeyTerms, exceeds_calling_key, has_scope
-from holdfast.ledger.clock import Now, time_or_none
+from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.limits import (
     BEGINNING,
     WHOLE_ACCOUNT,
-    AccountSpending,
     Limit,
-    LimitedHold,
     Spending,
     more_of,
     most_within,
@@ -48,9 +41,7 @@ from holdfast.ledger.credit.limits import (
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import LimitWindow
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.spending import new_spending
-from holdfast.persistence.records.rows import (
-    AccountLimitRow,
+from holdfast.persistence.records.key_rows import (
     ApiKeyLimitRow,
     ApiKeyMakersRow,
     ApiKeyMoreLimitsRow,
@@ -58,12 +49,11 @@ from holdfast.persistence.records.rows import (
     ApiKeyRevokedRow,
     ApiKeyRow,
     ApiKeyTermsRow,
-    Row,
 )
-from holdfast.persistence.server.database import Database
+from holdfast.persistence.records.rows import Row
 
 KeyCommand: TypeAlias = (
-    CreateApiKey | ChangeApiKey | RevokeApiKey | RevokeWithMade | NoteChange | SetLimits | SetCeiling
+    CreateApiKey | ChangeApiKey | RevokeApiKey | RevokeWithMade | NoteChange | SetLimits | SetCeiling | GroupCommand
 )
 
 
@@ -72,27 +62,25 @@ _NOT_MADE = Refusal(
     message="An API key changes and revokes only keys that it has made, and those that were made by these.",
 )
 _NO_LIVE_KEY = Refusal(code="api_key_not_found", message="This account has no such live API key.")
-_EXCEEDED = " exceeded"
-"""The end of the marker of a limit's alert if a hold was refused before the set share was spent."""
 
 
 class AccountKeys:
-    """The live keys of one account and what is spent of its limits, for one incarnation of its actor.
+    """The live keys of one account, for one incarnation of its actor.
 
     ``live`` has the terms of each key, ``makers`` the keys that have made one, in their order, of each that was
-    made so. ``spending`` is None without any limit.
+    made so. ``limits`` are those of the account, its keys and its ``groups``.
     """
 
-    __slots__ = ("_await_durable", "_database", "_live_max", "_now", "_units", "live", "makers", "spending")
+    __slots__ = ("_await_durable", "_live_max", "_now", "_units", "groups", "limits", "live", "makers")
 
     def __init__(
         self,
         units: AccountUnits,
         live: dict[str, KeyTerms],
         makers: dict[str, tuple[str, ...]],
-        spending: AccountSpending | None,
+        limits: CountedLimits,
+        groups: KeyGroups,
         *,
-        database: Database,
         now: Now,
         await_durable: Callable[[], Awaitable[None]],
         live_max: int,
@@ -100,8 +88,8 @@ class AccountKeys:
         self._units = units
         self.live = live
         self.makers = makers
-        self.spending = spending
-        self._database = database
+        self.limits = limits
+        self.groups = groups
         self._now = now
         self._await_durable = await_durable
         self._live_max = live_max
@@ -124,37 +112,22 @@ class AccountKeys:
                 return self._set_limits(command)
             case SetCeiling():
                 return self._set_ceiling(command)
-
-    def opened(self, hold_id: str, hold: LimitedHold) -> tuple[Row, ...]:
-        """Count a new hold, where there are limits; return the rows of their alerts."""
-        assert self.spending is not None
-        self.spending.opened(hold_id, hold)
-        return self._alert_rows(self.spending.counting(hold.key_id, hold.model), hold.at)
-
-    def settled(self, hold_id: str, charge_micro: int, at: datetime) -> tuple[Row, ...]:
-        """Count the outcome of a hold, where there are limits; return the rows of those of its key and account."""
-        assert self.spending is not None
-        limits = self.spending.settled(hold_id, charge_micro)
-        captured = [self._limit_row(each) for each in limits if each.is_in_row] if charge_micro else []
-        return (*captured, *self._alert_rows(limits, at))
-
-    def refuse_hold(self, command: CreateTask, limit: Spending, at: datetime) -> Commit[Refusal]:
-        """Refuse a hold that would exceed a limit. That is announced once in a window, as the limit's alert is."""
-        refusal = limit.refusal(command.request.hold_micro)
-        subject, marker = _subject_of(limit), self._marker_of(limit)
-        if self._units.alerts.announced.get(subject) in (marker, marker + _EXCEEDED):
-            return self._units.refuse(command, refusal)
-        rows = self._units.alert_rows(subject, marker + _EXCEEDED, partial(self._reached, limit), at)
-        return self._units.change(command, refusal, rows=rows)
+            case _:
+                return self.groups.decide(command)
 
     def _create_api_key(self, command: CreateApiKey) -> Turn[ApiKeyRecord]:
-        """Refuses: 1. too many live keys, or too many that made one another; 2. more than the calling key has."""
+        """Refuses: 1. too many live keys, or too many that made one another; 2. an unknown group;
+        3. more than the calling key has.
+        """
         by, key_id = calling_key(command), command.key_id
         makers = () if by is None else (*self.makers.get(by, ()), by)
         if len(self.live) >= self._live_max:
             return self._units.refuse(command, _limit_reached(f"This account has {len(self.live)} live API keys"))
         if len(makers) > MAKERS_MAX:
             return self._units.refuse(command, _limit_reached(f"{MAKERS_MAX} API keys have made one another"))
+        group_id = self.groups.for_new(command.group_id, by)
+        if isinstance(group_id, Refusal):
+            return self._units.refuse(command, group_id)
         made: tuple[Row, ...] = ()
         if by is not None:
             excess = command.terms.refuse_excess(self.live[by])
@@ -172,23 +145,31 @@ class AccountKeys:
         for each in _limits_of(command):
             spending = Spending(key_id, each.window, each.credits_micro, starts_at=window_start(each.window, at))
             spending.models, spending.is_in_row = each.models, each is limit
-            self._limit(spending)
+            self.limits.add(spending)
         self.live[key_id] = command.terms
+        if group_id is not None:
+            made = (*made, self.groups.put(key_id, group_id))
         noted = self._units.noted(command, "api_key_created", key_id)
         return self._units.change(command, key, rows=(ApiKeyRow(key, command.secret_sha256), *made, *noted))
 
     async def _change_api_key(self, command: ChangeApiKey) -> Turn[None]:
-        """Refuses: 1. a key that is not live here, or not the calling key's; 2. more than the calling key has."""
+        """Refuses: 1. a key that is not live here, or not the calling key's; 2. an unknown group; 3. more than
+        the calling key has.
+        """
         by, key_id, limit = calling_key(command), command.key_id, command.limit
         refusal = self._refuse_managing(by, key_id)
+        if refusal is not None:
+            return self._units.refuse(command, refusal)
+        only_lessens = _may_only_lessen(command)
+        refusal = self.groups.refuse_change(key_id, command.group_id, by, only_lessens=only_lessens)
         if refusal is not None:
             return self._units.refuse(command, refusal)
         rows: tuple[Row, ...] = ()
         if limit is not msgspec.UNSET:
             await self._await_durable()
         terms = self.live[key_id]._replace(**command.changes)
-        if by is not None and not _may_only_lessen(command):
-            before = [each.limit for each in self._limits_of_key(key_id)]
+        if by is not None and not only_lessens:
+            before = [each.limit for each in self.limits.of(key_id)]
             wanted = before if limit is msgspec.UNSET else _limits_of(command)
             taken = terms.refuse_excess(self.live[by]) or self._take(by, terms, wanted, before)
             if isinstance(taken, Refusal):
@@ -196,6 +177,8 @@ class AccountKeys:
             rows = taken
         if limit is not msgspec.UNSET:
             rows = (*rows, *await self._set_key_limits(key_id, _limits_of(command), limit))
+        if command.group_id is not msgspec.UNSET:
+            rows = (*rows, *await self.groups.move(key_id, command.group_id))
         self.live[key_id] = terms
         changed = ApiKeyTermsRow(self._units.state.account_id, key_id, terms)
         rows = (changed, *rows, *self._units.noted(command, "api_key_changed", key_id))
@@ -226,8 +209,9 @@ class AccountKeys:
     ) -> tuple[ApiKeyRevokedRow, tuple[Row, ...]]:
         """Revoke a live key; return the row of that, and all rows."""
         del self.live[key_id]
+        self.groups.revoked(key_id)
         row = ApiKeyRevokedRow(self._units.state.account_id, key_id, self._now())
-        rows = self._forget(self._limits_of_key(key_id))
+        rows = self.limits.forget(self.limits.of(key_id))
         return row, (row, *rows, *self._units.noted(command, "api_key_revoked", key_id))
 
     def _refuse_managing(self, by: str | None, key_id: str) -> Refusal | None:
@@ -236,9 +220,6 @@ class AccountKeys:
             return _NO_LIVE_KEY
         return None if by is None or by in self.makers.get(key_id, ()) else _NOT_MADE
 
-    def _limits_of_key(self, key_id: str) -> list[Spending]:
-        return [] if self.spending is None else self.spending.of_key(key_id)
-
     def _take(
         self, by: str, terms: KeyTerms, limits: Sequence[Limit], before: Sequence[Limit]
     ) -> tuple[Row, ...] | Refusal:
@@ -246,11 +227,11 @@ class AccountKeys:
 
         It is not given back: the key may have spent it. Refuses with ``exceeds_calling_key``.
         """
-        own = self._limits_of_key(by)
+        own = self.limits.of(by)
         if not own or not has_scope(terms.scopes, TASKS_WRITE):
             return ()
-        assert self.spending is not None
-        self.spending.advance(self._now())
+        assert self.limits.spending is not None
+        self.limits.spending.advance(self._now())
         taken: list[tuple[Spending, int]] = []
         for each in own:
             amount = f"{format_amount(each.most_micro)} {each.per}"
@@ -265,12 +246,12 @@ class AccountKeys:
                 taken.append((each, each.most_micro - more_micro))
         for each, limit_micro in taken:
             each.limit_micro = limit_micro
-        return (*self._key_limit_rows(by), *self._alert_rows(own, self._now())) if taken else ()
+        return (*self._key_limit_rows(by), *self.limits.alert_rows(own, self._now())) if taken else ()
 
     async def _set_limits(self, command: SetLimits) -> Turn[None]:
         """Refuses: 1. a limit above its window's ceiling; 2. one that is raised above the calling key's own."""
         wanted = {each.window: each.credits_micro for each in command.limits}
-        before = {} if self.spending is None else self.spending.of_account()
+        before = self._limits_of_account()
         for window, limit_micro in wanted.items():
             spending = before.get(window)
             ceiling_micro = None if spending is None else spending.ceiling_micro
@@ -282,16 +263,16 @@ class AccountKeys:
         await self._await_durable()
         rows: list[Row] = []
         for window in dict.fromkeys((*wanted, *before)):
-            spending = before.get(window) or await self._begin_spending(WHOLE_ACCOUNT, window)
-            rows += self._change_limit(spending, limit_micro=wanted.get(window))
+            spending = before.get(window) or await self.limits.begin(WHOLE_ACCOUNT, (window, ()))
+            rows += self.limits.change(spending, limit_micro=wanted.get(window))
         rows += self._units.noted(command, "limits_set", self._units.state.account_id)
         return self._units.change(command, None, rows=tuple(rows)) if rows else self._units.confirm(None)
 
     def _refuse_raise(
         self, by: str | None, wanted: Mapping[LimitWindow, int], before: Mapping[LimitWindow, Spending]
     ) -> Refusal | None:
-        """Refuse to raise or remove a limit of the account beyond the limit of the calling key, if it has one."""
-        own = [] if by is None else self._limits_of_key(by)
+        """Refuse to raise or remove a limit of the account beyond those of the calling key, and of its group."""
+        own = [] if by is None else [*self.limits.of(by), *self.groups.limits_of(by)]
         for window, spending in before.items():
             limit_micro = wanted.get(window)
             if spending.limit_micro is None or (limit_micro is not None and limit_micro <= spending.limit_micro):
@@ -303,116 +284,33 @@ class AccountKeys:
                     return exceeds_calling_key("limits", f"its own limit is {amount} {each.per}")
         return None
 
+    def _limits_of_account(self) -> dict[LimitWindow, Spending]:
+        return {} if self.limits.spending is None else self.limits.spending.of_account()
+
     async def _set_ceiling(self, command: SetCeiling) -> Turn[None]:
-        before = {} if self.spending is None else self.spending.of_account()
+        before = self._limits_of_account()
         spending = before.get(command.window)
         if spending is None and command.ceiling_micro is None:
             return self._units.confirm(None)
         if spending is None:
             await self._await_durable()
-            spending = await self._begin_spending(WHOLE_ACCOUNT, command.window)
+            spending = await self.limits.begin(WHOLE_ACCOUNT, (command.window, ()))
         spending.ceiling_micro = command.ceiling_micro
-        rows = self._change_limit(spending, limit_micro=spending.limit_micro)
+        rows = self.limits.change(spending, limit_micro=spending.limit_micro)
         return self._units.change(command, None, rows=rows)
 
     async def _set_key_limits(self, key_id: str, limits: Sequence[Limit], in_row: Limit | None) -> tuple[Row, ...]:
-        """Replace a key's limits; return the rows of that. Earlier decisions must be durable."""
-        known, wanted = self._limits_of_key(key_id), {each.kind: each for each in limits}
-        rows = self._forget([each for each in known if each.kind not in wanted])
-        of_kind = {each.kind: each for each in known}
-        for kind, limit in wanted.items():
-            spending = of_kind.get(kind) or await self._begin_spending(key_id, *kind)
-            spending.limit_micro, spending.is_in_row = limit.credits_micro, limit is in_row
-        if self.spending is not None:
-            self.spending.advance(self._now())  # nothing of a window that has ended is announced
-        return (*self._key_limit_rows(key_id), *rows, *self._alert_rows(self._limits_of_key(key_id), self._now()))
+        """Replace a key's limits; return the rows of that."""
+        rows = await self.limits.replace(key_id, limits, in_row)
+        return (*self._key_limit_rows(key_id), *rows)
 
     def _key_limit_rows(self, key_id: str) -> tuple[Row, ...]:
         """Return the rows of all limits of a key, as they are now."""
-        account_id, limits = self._units.state.account_id, self._limits_of_key(key_id)
-        in_row = [self._limit_row(each) for each in limits if each.is_in_row]
+        account_id, limits = self._units.state.account_id, self.limits.of(key_id)
+        in_row = [self.limits.row(each) for each in limits if each.is_in_row]
         more = tuple(each.limit for each in limits if not each.is_in_row)
         none = ApiKeyLimitRow(account_id, key_id, None, None, BEGINNING, 0)
         return (*(in_row or [none]), ApiKeyMoreLimitsRow(account_id, key_id, more))
-
-    async def _begin_spending(self, key_id: str, window: LimitWindow, models: tuple[str, ...] = ()) -> Spending:
-        """Return the spending of a limit that is new, from the rows. Earlier decisions must be durable."""
-        account_id, now = self._units.state.account_id, self._now()
-        spending, holds = await self._database.read(new_spending, account_id, key_id, window, models, now=now)
-        self._limit(spending, holds)
-        return spending
-
-    def _limit(self, spending: Spending, holds: dict[str, LimitedHold] | None = None) -> None:
-        """Begin to count for a limit, and with ``holds`` the account's open ones."""
-        if self.spending is None:
-            self.spending = AccountSpending((), {})
-        self.spending.add(spending, holds)
-
-    def _change_limit(self, spending: Spending, *, limit_micro: int | None) -> tuple[Row, ...]:
-        """Set the amount of a limit, None to remove it; return the rows of that and of its alert."""
-        assert self.spending is not None
-        self.spending.advance(self._now())  # nothing of a window that has ended is announced
-        spending.limit_micro = limit_micro
-        row = self._limit_row(spending)
-        if limit_micro is None and spending.ceiling_micro is None:
-            return (row, *self._forget([spending]))
-        return (row, *self._alert_rows([spending], self._now()))
-
-    def _limit_row(self, spending: Spending) -> ApiKeyLimitRow | AccountLimitRow:
-        """Return the row of a limit as it is now, of one that has such a row."""
-        account_id, of_window = self._units.state.account_id, (spending.starts_at, spending.captured_micro)
-        if spending.key_id != WHOLE_ACCOUNT:
-            return ApiKeyLimitRow(account_id, spending.key_id, spending.limit_micro, spending.window, *of_window)
-        ceiling_micro = spending.ceiling_micro
-        return AccountLimitRow(account_id, spending.window, spending.limit_micro, ceiling_micro, *of_window)
-
-    def _forget(self, limits: Iterable[Spending]) -> tuple[Row, ...]:
-        """Count no more for some limits; return the rows of their alerts."""
-        rows: tuple[Row, ...] = ()
-        for each in limits:
-            assert self.spending is not None
-            self.spending.remove(each)
-            if not any(self.spending):
-                self.spending = None
-            rows += self._units.alert_rows(_subject_of(each), None, partial(self._reached, each), self._now())
-        return rows
-
-    def _alert_rows(self, limits: Iterable[Spending], at: datetime) -> tuple[Row, ...]:
-        """Return the rows of the alerts of limits of which the set share is spent, or in a new window is not."""
-        rows: list[Row] = []
-        alerts = self._units.alerts
-        for each in limits:
-            subject, marker = _subject_of(each), self._marker_of(each)
-            # Once in a window, although a release may have made room since.
-            if alerts.announced.get(subject) in (marker, marker + _EXCEEDED):
-                continue
-            is_reached = each.spent_micro >= alerts.limit_share * each.most_micro
-            rows += self._units.alert_rows(
-                subject, marker if is_reached else None, partial(self._reached, each), at
-            )
-        return tuple(rows)
-
-    def _marker_of(self, limit: Spending) -> str:
-        """Return the marker of a limit's alert: the window, the amount, and the share that is reached."""
-        return f"{limit.starts_at:%Y-%m-%d} {limit.most_micro} {self._units.alerts.limit_share}"
-
-    def _reached(self, limit: Spending) -> LimitReached:
-        """Return the event of a limit of which the set share is spent, or that a hold would have exceeded."""
-        return LimitReached(
-            account_id=self._units.state.account_id,
-            api_key_id=limit.key_id or None,
-            limit=format_amount(limit.most_micro),
-            window=limit.window,
-            models=list(limit.models) or None,
-            spent=format_amount(limit.spent_micro),
-            limit_share=self._units.alerts.limit_share,
-            resets_at=time_or_none(limit.resets_at),
-        )
-
-
-def _subject_of(limit: Spending) -> str:
-    """Return the subject of a limit's alert."""
-    return limit_subject(limit.key_id, limit.window, limit.models)
 
 
 def _limits_of(command: CreateApiKey | ChangeApiKey) -> tuple[Limit, ...]:
@@ -421,9 +319,9 @@ def _limits_of(command: CreateApiKey | ChangeApiKey) -> tuple[Limit, ...]:
 
 
 def _may_only_lessen(command: ChangeApiKey) -> bool:
-    """Whether a change lets a key do no more, whatever the key is."""
+    """Whether a change lets a key do no more, whatever the key and its group are."""
     is_of_use = command.changes.get("is_paused") is False or command.changes.keys() - {"name", "is_paused"}
-    return command.limit is msgspec.UNSET and not is_of_use
+    return command.limit is msgspec.UNSET and command.group_id is msgspec.UNSET and not is_of_use
 
 
 def model_not_allowed(model_id: str, models: Sequence[str]) -> Refusal:

@@ -29,13 +29,8 @@ from holdfast.ledger.tasks.task import TaskRequest, TaskStatus
 from holdfast.ledger.tasks.transitions import Settlement
 from holdfast.persistence.records.credit_tables import CouponClaim
 from holdfast.persistence.records.event_rows import WebhookDeletedRow, WebhookRow
-from holdfast.persistence.records.rows import (
-    AccountAccessRow,
-    ApiKeyRecord,
-    ApiKeyRevokedRow,
-    SessionRevokedRow,
-    TaskRow,
-)
+from holdfast.persistence.records.key_rows import ApiKeyRecord, ApiKeyRevokedRow
+from holdfast.persistence.records.rows import AccountAccessRow, SessionRevokedRow, TaskRow
 
 
 class CreditChanged(msgspec.Struct, frozen=True, tag="recharged"):
@@ -131,7 +126,8 @@ class SettleTask(Command[Settlement], frozen=True):
 class CreateApiKey(Command[ApiKeyRecord], frozen=True):
     """Create an API key whose secret the caller has generated. Reply: its record.
 
-    ``limit`` has no models. ``more_limits`` are its other ones, each of another kind.
+    ``limit`` has no models. ``more_limits`` are its other ones, each of another kind. ``group_id`` is its group;
+    None: that of the key that makes it, if any. Refused with ``key_group_not_found``.
     """
 
     key_id: str
@@ -140,13 +136,15 @@ class CreateApiKey(Command[ApiKeyRecord], frozen=True):
     terms: KeyTerms
     limit: Limit | None = None
     more_limits: tuple[Limit, ...] = ()
+    group_id: str | None = None
 
 
 class ChangeApiKey(Command[None], frozen=True):
     """Change an API key. Its new limits, if any are given, count what was spent in their windows before.
 
-    ``limit`` without models and ``more_limits``, each of another kind, replace all that it has. Refused for a key
-    that is not live: ``api_key_not_found``.
+    ``limit`` without models and ``more_limits``, each of another kind, replace all that it has. ``group_id`` puts
+    it into another group, None into none. Refused with ``key_group_not_found``, and for a key that is not live with
+    ``api_key_not_found``.
     """
 
     is_idempotent: ClassVar[bool] = True
@@ -155,6 +153,7 @@ class ChangeApiKey(Command[None], frozen=True):
     changes: KeyChanges
     limit: Limit | msgspec.UnsetType | None = msgspec.UNSET
     more_limits: tuple[Limit, ...] = ()
+    group_id: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class RevokeApiKey(Command[ApiKeyRevokedRow], frozen=True):

@@ -1,8 +1,8 @@
-"""The account's API keys, and the limits of what a key or the whole account may spend."""
+"""The account's API keys: what each may do, spend and has spent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Final, TypeAlias
@@ -15,7 +15,17 @@ from holdfast.actors.account.messages import (
     CreateApiKey,
     RevokeApiKey,
     RevokeWithMade,
-    SetLimits,
+)
+from holdfast.http.endpoints.limits import (
+    KeyLimit,
+    KeyLimits,
+    KeyModels,
+    LimitGiven,
+    in_order,
+    key_limits,
+    read_key_limits,
+    read_limit,
+    read_models,
 )
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import mint_api_key
@@ -24,62 +34,32 @@ from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.kit.values import invalid_parameter, read_amount, shown
 from holdfast.http.schemas.common import AmountGiven, render
 from holdfast.ledger.api_keys import (
-    ACCOUNT_READ,
     ALL_SCOPES,
     KEYS_READ,
     KEYS_WRITE,
-    LIMITS_WRITE,
-    OF_PROVIDER,
     SCOPES,
     KeyChanges,
     KeyTerms,
-    matches,
 )
-from holdfast.ledger.catalog.models import Model
-from holdfast.ledger.catalog.quotes import some_models
-from holdfast.ledger.clock import format_time, time_or_none
-from holdfast.ledger.credit.limits import WINDOWS, Limit, LimitKind, Spending
+from holdfast.ledger.clock import format_time
+from holdfast.ledger.credit.limits import Limit, Spending
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import format_amount
-from holdfast.ledger.public_types import Amount, LimitWindow, SpendingLimit, Time
+from holdfast.ledger.public_types import Amount, SpendingLimit, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.claims.expired import REVOKED_KEYS_MAX
-from holdfast.persistence.queries.credentials import api_keys_of_account, find_api_key
-from holdfast.persistence.queries.spending import keys_with_spending, spending_of_account, spendings_of_key
-from holdfast.persistence.records.rows import ApiKeyRecord
+from holdfast.persistence.queries.credentials import api_keys_of_account, find_api_key, find_group
+from holdfast.persistence.queries.spending import OwnedKey, keys_with_spending, spendings_of_key
 
 route = RouteTable("API keys")
 
 STORED_KEYS_MAX: Final = 500
 """The most keys of an account. It is met only by one that revokes hundreds between two sweeps of the oldest."""
-MODELS_MAX: Final = 100
-LIMITS_MAX: Final = 8
-LIMIT_MODELS_MAX: Final = 20
 NAMELESS: Final = "API key"
 
-Window: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(WINDOWS), "examples": ["day"]})]
+GroupId: TypeAlias = Annotated[str, msgspec.Meta(examples=["grp_0199f3c2a1b4c5d6e7f8a9b0c1d2e3f4"])]
 KeyName: TypeAlias = Annotated[str, msgspec.Meta(max_length=100)]
-KeyModels: TypeAlias = Annotated[list[str], msgspec.Meta(examples=[["studio/*"]])]
 Scope: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(ALL_SCOPES)})]
-
-
-class LimitGiven(msgspec.Struct, frozen=True):
-    """The most credit that may be spent in each window."""
-
-    credits: AmountGiven
-    """The credit."""
-    window: Window
-    """The window: a day, a week from Monday, or a month, in UTC; or `total`, which has no end."""
-
-
-class KeyLimitGiven(LimitGiven, frozen=True):
-    """The most credit that a key may spend in each window, also for some models alone."""
-
-    models: KeyModels | None = None
-    """The models that the limit is for: ids, or all of a provider as `studio/*`; null or omitted: every model."""
-
-
-KeyLimits: TypeAlias = Annotated[list[KeyLimitGiven], msgspec.Meta(max_length=LIMITS_MAX)]
 
 
 class ApiKeyRequest(msgspec.Struct, frozen=True):
@@ -97,6 +77,8 @@ class ApiKeyRequest(msgspec.Struct, frozen=True):
     """What the key may spend, as one of `limits` for every model; null or omitted: as much as the account has."""
     limits: KeyLimits | None = None
     """All of its limits, instead of `limit`, each for another window or other models; null or omitted: none."""
+    group_id: GroupId | None = None
+    """The key group whose limits it shares, `grp_…`; null or omitted: that of the key that makes it."""
     max_credits_per_task: AmountGiven | None = None
     """The most credit that may be held for each of its tasks; null or omitted: any."""
 
@@ -114,32 +96,12 @@ class ApiKeyChange(msgspec.Struct, frozen=True):
     """What the key may spend, with what it has spent already, instead of all its `limits`; null: any amount."""
     limits: KeyLimits | msgspec.UnsetType | None = msgspec.UNSET
     """All of its limits, instead of `limit`; null or empty: it may spend as much as the account has."""
+    group_id: GroupId | msgspec.UnsetType | None = msgspec.UNSET
+    """The key group whose limits it shares, which count what it has spent before; null: none."""
     max_credits_per_task: AmountGiven | msgspec.UnsetType | None = msgspec.UNSET
     """The most credit that may be held for each task that it creates from now on; null: any."""
     paused: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether the key is refused until it is false again."""
-
-
-class LimitsRequest(msgspec.Struct, frozen=True):
-    """The limits of the whole account. Those of before are replaced."""
-
-    limits: list[LimitGiven]
-    """The limits, at most one for each kind of window; empty: none."""
-
-
-class KeyLimit(msgspec.Struct, frozen=True):
-    """A limit of a key, and what is spent of it."""
-
-    credits: Amount
-    """The most that may be spent in each window."""
-    window: LimitWindow
-    """The window: a day, a week from Monday, or a month, in UTC; or `total`, which has no end."""
-    models: list[str] | None
-    """The models that it is for, with `/*` for all of a provider; null: every model."""
-    spent: Amount | None
-    """What is captured and held for such tasks created in the current window; null of a revoked key."""
-    resets_at: Time | None
-    """When the current window ends; null for `total`, and of a revoked key."""
 
 
 class ApiKeyFacts(msgspec.Struct, frozen=True):
@@ -173,6 +135,8 @@ class ApiKeyFacts(msgspec.Struct, frozen=True):
     """When the current window ends; null without a limit, for `total`, and of a revoked key."""
     limits: list[KeyLimit]
     """All limits of the key, the shortest window first; empty: it may spend as much as the account has."""
+    group_id: str | None
+    """The key group whose limits it shares, `grp_…`; null: none."""
     max_credits_per_task: Amount | None
     """The most credit that may be held for each of its tasks; null: any."""
 
@@ -211,28 +175,6 @@ class ApiKeyRevokedBody(msgspec.Struct, frozen=True):
     """The keys that were revoked with it, which it has made or which were made by these."""
 
 
-class AccountLimit(msgspec.Struct, frozen=True):
-    """The limit of the whole account in a kind of window. The lower one of `credits` and `ceiling` counts."""
-
-    window: LimitWindow
-    """The window: a day, a week from Monday, or a month, in UTC; or `total`, which has no end."""
-    credits: Amount | None
-    """The most that may be spent, as the owner has set it; null: the owner has not."""
-    ceiling: Amount | None
-    """The most that an operator allows; null: any."""
-    spent: Amount
-    """What is captured and held for the tasks created in the current window."""
-    resets_at: Time | None
-    """When the current window ends; null for `total`."""
-
-
-class AccountLimitList(msgspec.Struct, frozen=True):
-    """The limits of the whole account."""
-
-    limits: list[AccountLimit]
-    """The limits, the shortest window first."""
-
-
 _MADE_KEYS: Final = Parameter(
     "made_keys",
     "query",
@@ -249,13 +191,19 @@ _MADE_KEYS: Final = Parameter(
     scope=KEYS_WRITE,
     body=ApiKeyRequest,
     reply=ApiKeySecret,
-    errors=("api_key_limit_reached", "model_not_found", "invalid_amount", "exceeds_calling_key"),
+    errors=(
+        "api_key_limit_reached",
+        "model_not_found",
+        "invalid_amount",
+        "key_group_not_found",
+        "exceeds_calling_key",
+    ),
 )
 async def create_api_key(call: Call) -> Outcome:
     """Only a hash of the secret is stored, so it cannot be shown again.
 
-    An API key gives the new one no more than it has: no other scopes or models, no later end, and what it gives of
-    its own limit it has no longer.
+    An API key gives the new one no more than it has: no other scopes or models, no later end, no other group,
+    and what it gives of its own limit it has no longer.
     """
     wanted = call.body(ApiKeyRequest)
     scopes = SCOPES if wanted.scopes is None else tuple(dict.fromkeys(wanted.scopes))
@@ -278,11 +226,15 @@ async def create_api_key(call: Call) -> Outcome:
     changes, limits = given
     terms = KeyTerms(NAMELESS, scopes)._replace(**changes)
     minted = mint_api_key(account_id, live=call.deps.settings.env == "production")
-    command = CreateApiKey(new_id("key"), minted.sha256, minted.prefix, terms, *_in_row(limits or ()))
+    command = CreateApiKey(
+        new_id("key"), minted.sha256, minted.prefix, terms, *_in_row(limits or ()), group_id=wanted.group_id
+    )
     created = await call.act(command)
     if isinstance(created, Refusal):
         return created
-    facts = api_key_facts(created, call.known_key.key_id or None, spendings_of_key(created))
+    group_id = await call.read(partial(find_group, account_id=account_id, key_id=created.key_id))
+    owned = OwnedKey(created, call.known_key.key_id or None, group_id)
+    facts = _facts(owned, spendings_of_key(created))
     return render(ApiKeySecret, created, created.terms, api_key=minted.secret, **facts)
 
 
@@ -311,14 +263,15 @@ async def list_api_keys(call: Call) -> Outcome:
     body=ApiKeyChange,
     reply=ApiKeyBody,
     errors=(
-        "api_key_not_found", "api_key_revoked", "model_not_found", "invalid_amount", "not_made_by_key",
-        "exceeds_calling_key",
+        "api_key_not_found", "api_key_revoked", "model_not_found", "invalid_amount", "key_group_not_found",
+        "not_made_by_key", "exceeds_calling_key",
     ),
 )  # fmt: skip
 async def change_api_key(call: Call) -> Outcome:
     """What was held and captured for the key's tasks counts in a new limit too.
 
     An API key changes only keys that it has made, and those that were made by these, to no more than it has.
+    It takes none out of a key group.
     """
     wanted, account_id, key_id = call.body(ApiKeyChange), call.known_key.account_id, call.path["api_key_id"]
     given = _read_given(call, wanted)
@@ -330,8 +283,8 @@ async def change_api_key(call: Call) -> Outcome:
     if key.revoked_at is not None:
         return Refusal(code="api_key_revoked", message=f"The API key {shown(key_id)} was revoked.")
     changes, limits = given
-    of_key = (limits, ()) if limits is msgspec.UNSET else _in_row(limits)
-    changed = await call.act(ChangeApiKey(key_id, changes, *of_key))
+    limit, more = (limits, ()) if limits is msgspec.UNSET else _in_row(limits)
+    changed = await call.act(ChangeApiKey(key_id, changes, limit, more, wanted.group_id))
     if isinstance(changed, Refusal):
         return changed
     keys = await call.read(partial(shown_api_keys, account_id=account_id, now=call.deps.now()))
@@ -377,130 +330,33 @@ async def revoke_api_key(call: Call) -> Outcome:
     return ApiKeyRevokedBody(api_key_id=key_id, revoked_at=format_time(revoked_at), made_keys=made)
 
 
-@route(
-    "GET",
-    "/v2/control/limits",
-    summary="Retrieve the limits of the whole account; with what is spent of them",
-    auth=Auth.SESSION_OR_KEY,
-    scope=ACCOUNT_READ,
-    reply=AccountLimitList,
-)
-async def read_limits(call: Call) -> Outcome:
-    """The limits of the account of the credential; those of its API keys are listed with them."""
-    account_id = await call.verify_caller()
-    if isinstance(account_id, Refusal):
-        return account_id
-    return await call.read(partial(shown_limits, account_id=account_id, now=call.deps.now()))
-
-
-@route(
-    "PUT",
-    "/v2/control/limits",
-    summary="Replace the limits of the whole account; effective with the next request",
-    auth=Auth.SESSION_OR_KEY,
-    scope=LIMITS_WRITE,
-    body=LimitsRequest,
-    reply=AccountLimitList,
-    errors=("invalid_amount", "limit_above_ceiling", "exceeds_calling_key"),
-)
-async def set_limits(call: Call) -> Outcome:
-    """What was held and captured in each window before counts too. An operator's ceiling stays.
-
-    An API key that has a limit raises none above its own.
-    """
-    account_id, limits = call.known_key.account_id, []
-    for index, wanted in enumerate(call.body(LimitsRequest).limits):
-        limit = _read_limit(wanted, f"limits[{index}]")
-        if isinstance(limit, Refusal):
-            return limit
-        limits.append(limit)
-    windows = [each.window for each in limits]
-    twice = next((each for each in windows if windows.count(each) > 1), None)
-    if twice is not None:
-        return invalid_parameter("limits", f"has the window {twice} more than once")
-    done = await call.act(SetLimits(tuple(limits)))
-    if isinstance(done, Refusal):
-        return done
-    return await call.read(partial(shown_limits, account_id=account_id, now=call.deps.now()))
-
-
 def shown_api_keys(rows: Connection, account_id: str, *, now: datetime) -> list[ApiKeyBody]:
     """Return all keys of an account, with what is spent of their limits."""
     keys, spending = keys_with_spending(rows, account_id)
     spending.advance(now)
     return [
-        render(ApiKeyBody, key, key.terms, **api_key_facts(key, maker, spending.of_key(key.key_id)))
-        for key, maker in keys
+        render(ApiKeyBody, each.key, each.key.terms, **_facts(each, spending.of(each.key.key_id))) for each in keys
     ]
 
 
-def shown_limits(rows: Connection, account_id: str, *, now: datetime) -> AccountLimitList:
-    """Return the limits of a whole account, and what is spent of them."""
-    spending = spending_of_account(rows, account_id)
-    spending.advance(now)
-    of_account = spending.of_account()
-    found = [of_account[window] for window in WINDOWS if window in of_account]
-    limits = []
-    for each in found:
-        amount = None if each.limit_micro is None else format_amount(each.limit_micro)
-        limits.append(render(AccountLimit, each, credits=amount))
-    return AccountLimitList(limits)
-
-
-def api_key_facts(key: ApiKeyRecord, maker: str | None, spendings: Sequence[Spending]) -> dict[str, object]:
+def _facts(owned: OwnedKey, spendings: Sequence[Spending]) -> dict[str, object]:
     """Return the fields of an API key that are not those of its record: who made it, what is spent of limits."""
-    limit, of_kind = None, {each.kind: each for each in spendings}
+    key, limit, of_kind = owned.key, None, {each.kind: each for each in spendings}
     if key.limit_micro is not None and key.limit_window is not None:
         limit = SpendingLimit(format_amount(key.limit_micro), key.limit_window)
     spending = None if limit is None else of_kind.get((limit.window, ()))
     return {
         "api_key_id": key.key_id,
         "api_key_prefix": key.prefix,
-        "created_by": maker,
+        "created_by": owned.maker,
+        "group_id": owned.group_id,
         "paused": key.terms.is_paused,
         "models": list(key.terms.models) or None,
         "limit": limit,
         "spent": None if spending is None else format_amount(spending.spent_micro),
         "resets_at": None if spending is None else spending.resets_at,
-        "limits": [_key_limit(each, of_kind.get(each.kind)) for each in sorted(key.limits, key=_in_order)],
+        "limits": key_limits(key.limits, spendings),
     }
-
-
-def _key_limit(limit: Limit, spending: Spending | None) -> KeyLimit:
-    return KeyLimit(
-        format_amount(limit.credits_micro),
-        limit.window,
-        list(limit.models) or None,
-        None if spending is None else format_amount(spending.spent_micro),
-        None if spending is None else time_or_none(spending.resets_at),
-    )
-
-
-def _in_order(limit: Limit) -> tuple[int, tuple[str, ...]]:
-    """Return the place of a limit among those of a key: by its window, for every model before others."""
-    return WINDOWS.index(limit.window), limit.models
-
-
-def _in_row(limits: Iterable[Limit]) -> tuple[Limit | None, tuple[Limit, ...]]:
-    """Return the longest limit for every model, which a key's row has, and the others."""
-    in_order = sorted(limits, key=_in_order)
-    found = next((each for each in reversed(in_order) if not each.models), None)
-    return found, tuple(each for each in in_order if each is not found)
-
-
-def read_limit_window(window: str, param: str) -> LimitWindow | Refusal:
-    """Read a kind of window. Refuses with ``invalid_parameter``."""
-    if window in WINDOWS:
-        return window
-    return invalid_parameter(param, f"must be one of {', '.join(WINDOWS)}", window)
-
-
-def _read_limit(sent: LimitGiven, param: str) -> Limit | Refusal:
-    window = read_limit_window(sent.window, f"{param}.window")
-    if isinstance(window, Refusal):
-        return window
-    credits_micro = read_amount(sent.credits, param=f"{param}.credits")
-    return credits_micro if isinstance(credits_micro, Refusal) else Limit(credits_micro, window)
 
 
 def _read_given(
@@ -509,7 +365,7 @@ def _read_given(
     """Return the terms that a request gives, and the limits."""
     changes: KeyChanges = {}
     if wanted.name is not msgspec.UNSET:
-        name = _read_name(wanted.name or "")
+        name = read_name(wanted.name, NAMELESS)
         if isinstance(name, Refusal):
             return name
         changes["name"] = name
@@ -519,7 +375,7 @@ def _read_given(
             return expires_at
         changes["expires_at"] = expires_at
     if wanted.models is not msgspec.UNSET:
-        models = _read_models(wanted.models, call.deps.catalog().models)
+        models = read_models(wanted.models, call.deps.catalog().models)
         if isinstance(models, Refusal):
             return models
         changes["models"] = models
@@ -532,36 +388,30 @@ def _read_given(
         if isinstance(most_micro, Refusal):
             return most_micro
         changes["max_credits_per_task_micro"] = most_micro
-    limits = _read_key_limits(call, wanted)
+    limits = _read_limits(call, wanted)
     return limits if isinstance(limits, Refusal) else (changes, limits)
 
 
-def _read_key_limits(
+def _read_limits(
     call: Call, wanted: ApiKeyRequest | ApiKeyChange
 ) -> tuple[Limit, ...] | msgspec.UnsetType | Refusal:
     """Read ``limit`` or ``limits``, of which a request has one at most."""
     if wanted.limit and wanted.limits:
         return invalid_parameter("limits", "cannot be sent with limit, which is one of them")
     if isinstance(wanted.limit, LimitGiven):
-        limit = _read_limit(wanted.limit, "limit")
+        limit = read_limit(wanted.limit, "limit")
         return limit if isinstance(limit, Refusal) else (limit,)
-    if not isinstance(wanted.limits, list):
-        is_unset = wanted.limit is msgspec.UNSET and wanted.limits is msgspec.UNSET
-        return msgspec.UNSET if is_unset else ()
-    limits: dict[LimitKind, Limit] = {}
-    for index, each in enumerate(wanted.limits):
-        param = f"limits[{index}]"
-        limit = _read_limit(each, param)
-        if isinstance(limit, Refusal):
-            return limit
-        models = _read_models(each.models, call.deps.catalog().models, f"{param}.models", LIMIT_MODELS_MAX)
-        if isinstance(models, Refusal):
-            return models
-        limit = msgspec.structs.replace(limit, models=tuple(sorted(models)))
-        if limit.kind in limits:
-            return invalid_parameter("limits", f"has the window {limit.window} twice for the same models")
-        limits[limit.kind] = limit
-    return tuple(limits.values())
+    if isinstance(wanted.limits, list):
+        return read_key_limits(call, wanted.limits)
+    is_unset = wanted.limit is msgspec.UNSET and wanted.limits is msgspec.UNSET
+    return msgspec.UNSET if is_unset else ()
+
+
+def _in_row(limits: Iterable[Limit]) -> tuple[Limit | None, tuple[Limit, ...]]:
+    """Return the longest limit for every model, which a key's row has, and the others."""
+    ordered = sorted(limits, key=in_order)
+    found = next((each for each in reversed(ordered) if not each.models), None)
+    return found, tuple(each for each in ordered if each is not found)
 
 
 def _read_made_keys(call: Call) -> bool | Refusal:
@@ -571,29 +421,13 @@ def _read_made_keys(call: Call) -> bool | Refusal:
     return invalid_parameter("made_keys", "must be true or false, once")
 
 
-def _read_name(sent: str) -> str | Refusal:
-    name = sent.strip()
+def read_name(sent: str | None, nameless: str) -> str | Refusal:
+    """Read the name of a key or group; blank or None: ``nameless``."""
+    name = (sent or "").strip()
     if not name.isprintable():
         message = f"The name {shown(name)} has unprintable characters."
         return Refusal(code="invalid_parameter", message=message, param="name")
-    return name or NAMELESS
-
-
-def _read_models(
-    sent: list[str] | None, known: Mapping[str, Model], param: str = "models", most: int = MODELS_MAX
-) -> tuple[str, ...] | Refusal:
-    """Read the models of a key or limit; each is in the catalog, or a pattern for some of it. None: every one."""
-    if sent is None:
-        return ()
-    models = tuple(dict.fromkeys(sent))
-    if not 0 < len(models) <= most:
-        return invalid_parameter(param, f"must have 1 to {most} models; null is every model")
-    for each in models:
-        if not any(matches(each, model_id) for model_id in known):
-            what = "No model's id begins as" if each.endswith(OF_PROVIDER) else "There is no model"
-            message = f"{what} {shown(each)}. {some_models(each, known)}"
-            return Refusal(code="model_not_found", message=message, param=param)
-    return models
+    return name or nameless
 
 
 def _not_found(key_id: str) -> Refusal:

@@ -45,7 +45,8 @@ from holdfast.ledger.api_keys import SCOPES, TASKS_READ, lacking_scope
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.credentials import SessionRecord, find_api_keys, find_sessions
 from holdfast.persistence.queries.replies import find_reply
-from holdfast.persistence.records.rows import AccountChange, ApiKeyRecord, IdempotencyProbe
+from holdfast.persistence.records.key_rows import ApiKeyRecord
+from holdfast.persistence.records.rows import AccountChange, IdempotencyProbe
 from holdfast.persistence.server.connections import in_one_transaction
 from holdfast.persistence.server.lookups import Find, Lookup
 from holdfast.settings.settings import Settings

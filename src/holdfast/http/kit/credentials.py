@@ -29,7 +29,7 @@ from holdfast.ledger.api_keys import has_scope, lacking_scope
 from holdfast.ledger.ids import PLACE_DIGITS, place_digits, place_of
 from holdfast.ledger.refusals import ACCOUNT_CLOSING, ACCOUNT_DISABLED, Refusal
 from holdfast.persistence.queries.credentials import FoundKey, SessionRecord
-from holdfast.persistence.records.rows import ApiKeyRecord
+from holdfast.persistence.records.key_rows import ApiKeyRecord
 
 CredentialKind = Literal["session", "api_key"]
 

@@ -153,6 +153,9 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
         409, CONFLICT, "too many live keys, or too many with the revoked ones", final=True
     ),
     "api_key_revoked": ErrorRow(409, CONFLICT, "a revoked key cannot be changed", final=True),
+    "key_group_not_found": ErrorRow(404, NOT_FOUND, "the key group does not exist"),
+    "key_group_limit_reached": ErrorRow(409, CONFLICT, "too many key groups", final=True),
+    "key_group_in_use": ErrorRow(409, CONFLICT, "a group that live keys are in cannot be deleted"),
     "email_taken": ErrorRow(409, CONFLICT, "another account has the e-mail address", final=True),
     "credit_remains": ErrorRow(409, CONFLICT, "closing the account forfeits credit; confirm it", final=True),
     "account_in_debt": ErrorRow(409, CONFLICT, "an account that owes something cannot be closed"),
@@ -178,7 +181,9 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
         "the task can cost more than the request's `max_credits`, or its API key's `max_credits_per_task`",
     ),
     # Limits.
-    "key_limit_exceeded": ErrorRow(402, CREDIT, "the hold exceeds what is left of the API key's `limit`"),
+    "key_limit_exceeded": ErrorRow(
+        402, CREDIT, "the hold exceeds what is left of the API key's or its group's `limit`"
+    ),
     "account_limit_exceeded": ErrorRow(402, CREDIT, "the hold exceeds what is left of the account's `limit`"),
     "limit_above_ceiling": ErrorRow(403, PERMISSION, "the limit is above the ceiling that an operator has set"),
     "model_not_allowed": ErrorRow(403, PERMISSION, "the API key may not use the model"),
@@ -337,6 +342,8 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """The limit that would be exceeded; present for `key_limit_exceeded` and `account_limit_exceeded` only."""
     limit_models: list[str] | msgspec.UnsetType = msgspec.UNSET
     """The models that `limit` is for; present with `limit` only, unless it is for every model."""
+    limit_group_id: str | msgspec.UnsetType = msgspec.UNSET
+    """The key group whose limit it is, `grp_…`; present with `limit` only, if it is a group's."""
     spent: str | msgspec.UnsetType = msgspec.UNSET
     """What is captured and held in the limit's window; present with `limit` only. A decimal string."""
     resets_at: Time | msgspec.UnsetType | None = msgspec.UNSET
@@ -380,6 +387,7 @@ def error_response(refusal: Refusal, request_id: str) -> tuple[int, bytes, dict[
             body,
             limit=SpendingLimit(format_amount(limit.credits_micro), limit.window),
             limit_models=list(limit.models) or msgspec.UNSET,
+            limit_group_id=limit.group_id or msgspec.UNSET,
             spent=format_amount(limit.spent_micro),
             resets_at=time_or_none(limit.resets_at),
         )

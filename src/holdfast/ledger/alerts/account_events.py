@@ -47,11 +47,11 @@ class BalanceBelow(msgspec.Struct, frozen=True):
 
 
 class LimitReached(msgspec.Struct, frozen=True):
-    """What a key, or the whole account, has spent has reached the set share of its limit."""
+    """What a key, a key group, or the whole account, has spent has reached the set share of its limit."""
 
     account_id: AccountId
     api_key_id: str | None
-    """The API key, `key_…`; null for a limit of the whole account."""
+    """The API key, `key_…`; null for a limit of a group or of the whole account."""
     limit: Amount
     """The limit."""
     window: Literal["day", "week", "month", "total"]
@@ -64,6 +64,8 @@ class LimitReached(msgspec.Struct, frozen=True):
     """When the window ends; null for `total`."""
     models: list[str] | None = None
     """The models that the limit is for, with `/*` for all of a provider; null: every model."""
+    group_id: str | None = None
+    """The key group, `grp_…`; null unless the limit is one of a group."""
 
 
 class PaymentCredited(msgspec.Struct, frozen=True):
@@ -223,7 +225,7 @@ class BalanceBelowEvent(AccountEvent, frozen=True):
 
 
 class LimitReachedEvent(AccountEvent, frozen=True):
-    """What a key, or the whole account, has spent has reached the set share of its limit."""
+    """What a key, a key group, or the whole account, has spent has reached the set share of its limit."""
 
     data: LimitReached
     """What has happened."""

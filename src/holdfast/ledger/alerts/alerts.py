@@ -86,7 +86,7 @@ class Alerts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return self, False
         mailed = {subject: sent_at for subject, sent_at in self.mailed.items() if at < sent_at + MAIL_PAUSE}
         subject = (
-            limit_subject(data.api_key_id, data.window, data.models)
+            limit_subject(data.api_key_id or data.group_id, data.window, data.models)
             if isinstance(data, LimitReached)
             else kind_of(data)
         )
@@ -98,9 +98,9 @@ class Alerts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 DEFAULT_ALERTS: Final = Alerts()
 
 
-def limit_subject(key_id: str | None, window: LimitWindow, models: Iterable[str] | None = None) -> str:
-    """Return the subject of a limit's alert; without a key that of the whole account's limit."""
-    return ":".join(["limit", key_id or "", window, *(models or ())])
+def limit_subject(limited_id: str | None, window: LimitWindow, models: Iterable[str] | None = None) -> str:
+    """Return the subject of an alert about the limit of a key or group; without one, of the whole account."""
+    return ":".join(["limit", limited_id or "", window, *(models or ())])
 
 
 def balance_alert(alerts: Alerts, state: AccountState) -> tuple[Alerts, BalanceBelow | None]:
@@ -129,6 +129,8 @@ def mail_text(data: AccountEventData) -> tuple[str, str]:
             )
         case LimitReached():
             whose = "Your account" if data.api_key_id is None else f"The API key {data.api_key_id}"
+            if data.group_id is not None:
+                whose = f"The key group {data.group_id}"
             per = data.window if data.models is None else f"{data.window}, {', '.join(data.models)}"
             until = "" if data.resets_at is None else f" The limit resets at {data.resets_at}."
             return (

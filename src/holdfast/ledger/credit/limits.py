@@ -1,9 +1,11 @@
-"""Limits on what an API key, or a whole account, spends in a window of time.
+"""Limits on what an API key, a group of keys, or a whole account, spends in a window of time.
 
 What is spent of a limit are the holds made in its window: one that is open counts with its amount, one that was
 captured with its charge, one that was released not at all. A capture never exceeds its hold, so whatever becomes of
 a task later never raises what was spent above the limit. A hold belongs to the window of its own time, however late
 it is settled.
+
+What a group has spent is what its keys have spent, each since the window began, also before it came into the group.
 
 Windows are computed from the time, in UTC; nothing has to be reset.
 """
@@ -28,7 +30,7 @@ WINDOWS: Final[tuple[LimitWindow, ...]] = get_args(LimitWindow)
 BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 """The start of the window ``total``."""
 WHOLE_ACCOUNT: Final = ""
-"""Stands for the id of a key where a limit is the account's."""
+"""Stands for the id of a key or group where a limit is the account's."""
 
 
 class Limit(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -126,25 +128,30 @@ def window_end(window: LimitWindow, start: datetime) -> datetime | None:
 
 
 class LimitedHold(NamedTuple):
-    """An open hold of a limited account: the API key of its task, its amount, its time and its model."""
+    """An open hold of a limited account: the API key of its task, its amount, its time and its model.
+
+    ``group_id`` is the group that the key is in now; empty: in none.
+    """
 
     key_id: str
     amount_micro: int
     at: datetime
     model: str = ""
+    group_id: str = ""
 
 
 @dataclass(slots=True, eq=False)
 class Spending:
     """One limit and what is spent of it in the window that began at ``starts_at``.
 
-    ``key_id`` is the limited key, or :data:`WHOLE_ACCOUNT`. ``limit_micro`` is the owner's limit, ``ceiling_micro``
-    the operator's; the lower one counts, and at least one is set. ``held_micro`` is the sum of the window's open
-    holds, ``captured_micro`` what was captured of its others. Only tasks of its ``models`` count, if it has any.
-    ``is_in_row``: a row has what was captured; of other limits it is summed from the usage totals.
+    ``limited_id`` is that of the limited key or group, or :data:`WHOLE_ACCOUNT`; a group has its ``group_name``.
+    ``limit_micro`` is the owner's limit, ``ceiling_micro`` the operator's; the lower one counts, and at least one
+    is set. ``held_micro`` is the sum of the window's open holds, ``captured_micro`` what was captured of others.
+    Only tasks of its ``models`` count, if it has any. ``is_in_row``: a row has what was captured; of other limits
+    it is summed from the usage totals.
     """
 
-    key_id: str
+    limited_id: str
     window: LimitWindow
     limit_micro: int | None
     ceiling_micro: int | None = None
@@ -153,10 +160,11 @@ class Spending:
     held_micro: int = 0
     models: tuple[str, ...] = ()
     is_in_row: bool = True
+    group_name: str | None = None
 
     @property
     def kind(self) -> LimitKind:
-        """What distinguishes it from the other limits of its key or account."""
+        """What distinguishes it from the other limits of its key, group or account."""
         return self.window, self.models
 
     @property
@@ -187,11 +195,7 @@ class Spending:
 
     def counts(self, hold: LimitedHold) -> bool:
         """Whether a hold is of this limit and window."""
-        return (
-            self.key_id in (hold.key_id, WHOLE_ACCOUNT)
-            and hold.at >= self.starts_at
-            and self.is_of_model(hold.model)
-        )
+        return self.limited_id in _limited_by(hold) and hold.at >= self.starts_at and self.is_of_model(hold.model)
 
     def is_of_model(self, model_id: str) -> bool:
         """Whether tasks of a model count."""
@@ -219,13 +223,16 @@ class Spending:
     def refusal(self, amount_micro: int) -> Refusal:
         """Return the refusal of a hold that would exceed the limit."""
         most_micro, spent_micro = self.most_micro, self.spent_micro
-        whose = "account" if self.key_id == WHOLE_ACCOUNT else "API key"
+        is_of_account = self.limited_id == WHOLE_ACCOUNT
+        whose = "account's limit" if is_of_account else "API key's limit"
+        if self.group_name is not None:
+            whose = f"limit of the API key's group '{self.group_name}',"
         resets_at = self.resets_at
         until = "" if resets_at is None else f" until {format_time(resets_at)}"
         return Refusal(
-            code="account_limit_exceeded" if self.key_id == WHOLE_ACCOUNT else "key_limit_exceeded",
+            code="account_limit_exceeded" if is_of_account else "key_limit_exceeded",
             message=(
-                f"The hold of {format_amount(amount_micro)} exceeds the {whose}'s limit of "
+                f"The hold of {format_amount(amount_micro)} exceeds the {whose} of "
                 f"{format_amount(most_micro)} {self.per}, of which {format_amount(spent_micro)} is spent{until}."
             ),
             required_micro=amount_micro,
@@ -235,22 +242,28 @@ class Spending:
                 spent_micro=spent_micro,
                 resets_at=resets_at,
                 models=self.models,
+                group_id=None if self.group_name is None else self.limited_id,
             ),
         )
 
 
-class AccountSpending:
-    """What is spent of the limits of one account and its keys, with its open holds, as decided."""
+def _limited_by(hold: LimitedHold) -> tuple[str, str, str]:
+    """Return whose limits a hold counts for: its key's before its group's before the account's."""
+    return hold.key_id, hold.group_id, WHOLE_ACCOUNT
 
-    __slots__ = ("_by_key", "_holds")
+
+class AccountSpending:
+    """What is spent of the limits of one account, its keys and groups, with its open holds, as decided."""
+
+    __slots__ = ("_by_id", "_holds")
 
     def __init__(self, limits: Iterable[Spending], holds: dict[str, LimitedHold]) -> None:
         self._holds = holds
-        self._by_key: defaultdict[str, list[Spending]] = defaultdict(list)
+        self._by_id: defaultdict[str, list[Spending]] = defaultdict(list)
         self._add(list(limits))
 
     def __iter__(self) -> Iterator[Spending]:
-        return (each for of_key in self._by_key.values() for each in of_key)
+        return (each for of_id in self._by_id.values() for each in of_id)
 
     def add(self, spending: Spending, holds: dict[str, LimitedHold] | None = None) -> None:
         """Add a limit, with what was captured in its window.
@@ -263,32 +276,33 @@ class AccountSpending:
     def _add(self, limits: Sequence[Spending]) -> None:
         newest = max((hold.at for hold in self._holds.values()), default=BEGINNING)
         for each in limits:
-            self._by_key[each.key_id].append(each)
+            self._by_id[each.limited_id].append(each)
             each.advance(newest)
         self._sum_holds(limits)
 
     def _sum_holds(self, limits: Sequence[Spending]) -> None:
         """Sum the open holds of some limits. There may be many of both, so each hold is looked at for its own."""
-        by_key: defaultdict[str, list[LimitedHold]] = defaultdict(list)
+        by_id: defaultdict[str, list[LimitedHold]] = defaultdict(list)
         for hold in self._holds.values():
-            by_key[hold.key_id].append(hold)
+            for limited_id in dict.fromkeys(_limited_by(hold)):
+                by_id[limited_id].append(hold)
         for each in limits:
-            each.hold_again(self._holds.values() if each.key_id == WHOLE_ACCOUNT else by_key[each.key_id])
+            each.hold_again(by_id[each.limited_id])
 
     def remove(self, spending: Spending) -> None:
         """Remove a limit."""
-        of_key = self._by_key[spending.key_id]
-        of_key.remove(spending)
-        if not of_key:
-            del self._by_key[spending.key_id]
+        others = self._by_id[spending.limited_id]
+        others.remove(spending)
+        if not others:
+            del self._by_id[spending.limited_id]
 
-    def of_key(self, key_id: str) -> list[Spending]:
-        """Return the limits of a key."""
-        return list(self._by_key.get(key_id, ()))
+    def of(self, limited_id: str) -> list[Spending]:
+        """Return the limits of a key or group."""
+        return list(self._by_id.get(limited_id, ()))
 
     def of_account(self) -> dict[LimitWindow, Spending]:
         """Return the account's own limits by their windows."""
-        return {each.window: each for each in self._by_key.get(WHOLE_ACCOUNT, ())}
+        return {each.window: each for each in self._by_id.get(WHOLE_ACCOUNT, ())}
 
     def advance(self, at: datetime) -> None:
         """Go on to the windows of ``at``."""
@@ -299,24 +313,40 @@ class AccountSpending:
         if moved:
             self._sum_holds(moved)
 
-    def time_of(self, key_id: str, at: datetime) -> datetime:
-        """Return the time of a hold made ``at``: not before the windows that it counts in."""
-        return max([at, *(each.starts_at for each in self.counting(key_id))])
+    def move(
+        self, key_id: str, group_id: str, captured: Mapping[Spending, int], holds: Mapping[str, LimitedHold]
+    ) -> None:
+        """Count a key in another group, or with an empty id in none.
+
+        ``captured`` is what was captured of the key's holds in the window of each limit of either group, ``holds``
+        all open ones.
+        """
+        self._holds = {
+            hold_id: hold._replace(group_id=group_id) if hold.key_id == key_id else hold
+            for hold_id, hold in holds.items()
+        }
+        for each, captured_micro in captured.items():
+            each.captured_micro += captured_micro if each.limited_id == group_id else -captured_micro
+        self._sum_holds(list(captured))
+
+    def time_of(self, hold: LimitedHold) -> datetime:
+        """Return the time of a hold that is made now: not before the windows that it counts in."""
+        return max([hold.at, *(each.starts_at for each in self.counting(hold))])
 
     def exceeded(self, hold: LimitedHold) -> Spending | None:
-        """Return a limit that a hold would exceed, the key's before the account's; None if it is allowed."""
-        counting = list(self.counting(hold.key_id, hold.model))
+        """Return a limit that a hold would exceed, the key's, its group's or the account's; None: it is allowed."""
+        counting = list(self.counting(hold))
         self._advance(counting, hold.at)
         return next((each for each in counting if each.is_exceeded_by(hold.amount_micro)), None)
 
     def opened(self, hold_id: str, hold: LimitedHold) -> None:
         """Count a new hold."""
         self._holds[hold_id] = hold
-        for each in self.counting(hold.key_id, hold.model):
+        for each in self.counting(hold):
             each.held_micro += hold.amount_micro
 
     def settled(self, hold_id: str, charge_micro: int) -> list[Spending]:
-        """Count the outcome of a hold; return its key's and account's limits.
+        """Count the outcome of a hold; return the limits of its key, its group and the account.
 
         They include those that have gone on to a newer window: the rows do not know of that window yet, and what is
         captured now is not in it.
@@ -324,16 +354,16 @@ class AccountSpending:
         hold = self._holds.pop(hold_id, None)
         if hold is None:
             return []  # it was opened before any limit that it could count for
-        limits = list(self.counting(hold.key_id, hold.model))
+        limits = list(self.counting(hold))
         for each in limits:
             if each.counts(hold):
                 each.held_micro -= hold.amount_micro
                 each.captured_micro += charge_micro
         return limits
 
-    def counting(self, key_id: str, model_id: str | None = None) -> Iterator[Spending]:
-        """Yield the limits that a key's holds count for, with a model those for it."""
-        for owner in dict.fromkeys((key_id, WHOLE_ACCOUNT)):
-            for each in self._by_key.get(owner, ()):
-                if model_id is None or each.is_of_model(model_id):
+    def counting(self, hold: LimitedHold) -> Iterator[Spending]:
+        """Yield the limits that a hold counts for, in whatever window it is."""
+        for limited_id in dict.fromkeys(_limited_by(hold)):
+            for each in self._by_id.get(limited_id, ()):
+                if each.is_of_model(hold.model):
                     yield each

@@ -41,7 +41,9 @@ OWNERS: Mapping[str, str] = {
             "credit_lots",
             "file_uses",
             "files",
+            "group_keys",
             "holds",
+            "key_groups",
             "operations",
             "order_payments",
             "orders",
@@ -206,6 +208,11 @@ _ORPHANS = """
         where not exists (select from accounts a where a.id = t.account_id)
     union all select account_id, 'API key ' || key_id from api_keys k
         where not exists (select from accounts a where a.id = k.account_id)
+    union all select account_id, 'key group ' || group_id from key_groups g
+        where not exists (select from accounts a where a.id = g.account_id)
+    union all select account_id, 'API key in a group ' || key_id from group_keys m
+        where m.group_id is not null
+          and not exists (select from key_groups g where (g.account_id, g.group_id) = (m.account_id, m.group_id))
     union all select account_id, 'limit ' || limit_window from account_limits l
         where not exists (select from accounts a where a.id = l.account_id)
     union all select account_id, 'archive ' || archive_id from archives r

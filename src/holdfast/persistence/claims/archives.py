@@ -77,6 +77,8 @@ PARTS: Final[tuple[ArchivePart, ...]] = (
     ArchivePart("account_changes", "account_changes"),
     ArchivePart("sessions", "sessions", ("token_sha256",)),
     ArchivePart("api_keys", "api_keys", ("secret_sha256",)),
+    ArchivePart("key_groups", "key_groups"),
+    ArchivePart("group_keys", "group_keys"),
     ArchivePart("limits", "account_limits"),
     ArchivePart("webhooks", "webhooks", ("is_silent",)),
     ArchivePart("events", "outbox", ("due_at", "round_at"), rows_max=50),

@@ -64,8 +64,8 @@ _STATEMENTS: Final[tuple[TextClause, ...]] = (
         _delete(table)
         for table in (
             "task_events", "outbox_attempts", "outbox", "webhooks", "webhook_secrets", "alerts", "assets",
-            "file_uses", "files", "sessions", "api_keys", "account_limits", "idempotency_records", "auto_top_ups",
-            "coupon_tries", "reports", "archives",
+            "file_uses", "files", "sessions", "api_keys", "account_limits", "group_keys", "key_groups",
+            "idempotency_records", "auto_top_ups", "coupon_tries", "reports", "archives",
         )
     ),
     _delete("silent_receivers", "t.receiver in (:account_id, 'mail:' || :account_id)"),

@@ -30,7 +30,7 @@ from holdfast.ledger.tasks.events import public_snapshot
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.usage_totals import SPANS_S
 from holdfast.persistence.journal.units import FenceKind, Unit
-from holdfast.persistence.records import event_rows, rows, tables
+from holdfast.persistence.records import event_rows, key_rows, rows, tables
 from holdfast.persistence.records.rows import APPLIED_VERDICTS, IdempotencyProbe, TaskChangedRow
 
 _json = msgspec.json.Encoder()
@@ -391,13 +391,17 @@ STATEMENTS: tuple[RowStatement, ...] = (
     RowStatement(tables.assets, rows.AssetRow).insert(),
     RowStatement(tables.assets, rows.AssetsExpiryRow).update(["account_id", "request_id"]),
     RowStatement(tables.assets, rows.AssetsDeletedRow).delete(),
-    RowStatement(tables.api_keys, rows.ApiKeyRow).insert(),
-    RowStatement(tables.api_keys, rows.ApiKeyMakersRow).update(),
-    RowStatement(tables.api_keys, rows.ApiKeyTermsRow).update(),
-    RowStatement(tables.api_keys, rows.ApiKeyLimitRow).update(),
-    RowStatement(tables.api_keys, rows.ApiKeyMoreLimitsRow).update(),
-    RowStatement(tables.api_keys, rows.ApiKeyRevokedRow).update(),
-    RowStatement(tables.api_keys, rows.ApiKeyUsedRow).update(),
+    RowStatement(tables.api_keys, key_rows.ApiKeyRow).insert(),
+    RowStatement(tables.api_keys, key_rows.ApiKeyMakersRow).update(),
+    RowStatement(tables.api_keys, key_rows.ApiKeyTermsRow).update(),
+    RowStatement(tables.api_keys, key_rows.ApiKeyLimitRow).update(),
+    RowStatement(tables.api_keys, key_rows.ApiKeyMoreLimitsRow).update(),
+    RowStatement(tables.api_keys, key_rows.ApiKeyRevokedRow).update(),
+    RowStatement(tables.api_keys, key_rows.ApiKeyUsedRow).update(),
+    RowStatement(tables.key_groups, key_rows.KeyGroupRow).upsert(),
+    RowStatement(tables.key_groups, key_rows.KeyGroupDeletedRow).delete(),
+    RowStatement(tables.group_keys, key_rows.GroupKeyRow).upsert(),
+    RowStatement(tables.group_keys, key_rows.KeyGroupDeletedRow).delete(),
     RowStatement(tables.account_limits, rows.AccountLimitRow).upsert(),
     RowStatement(tables.coupon_uses, rows.CouponGrantedRow).update(),
     RowStatement(tables.sessions, rows.SessionRow).insert(),

@@ -7,13 +7,13 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, LargeBinary, bindparam, select
+from sqlalchemy import ColumnElement, Connection, LargeBinary, bindparam, select
 
 from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.credit.limits import Limit
-from holdfast.persistence.records.rows import ApiKeyRecord
+from holdfast.persistence.records.key_rows import ApiKeyRecord
 from holdfast.persistence.records.table_base import selected
-from holdfast.persistence.records.tables import accounts, api_keys, sessions
+from holdfast.persistence.records.tables import accounts, api_keys, group_keys, sessions
 from holdfast.persistence.records.unreadable import read_row
 from holdfast.persistence.server.repeated_queries import RepeatedQuery, one_of
 
@@ -47,7 +47,14 @@ KEYS_OF_ACCOUNT = _KEY.where(api_keys.c.account_id == bindparam("account_id")).o
     api_keys.c.created_at.desc(), api_keys.c.key_id.desc()
 )
 """The keys of the account in the parameter ``account_id``, newest first, for :func:`api_key_of`."""
-_LIVE = _KEY.add_columns(api_keys.c.makers).where(
+GROUP_OF_KEY: ColumnElement[str | None] = (
+    select(group_keys.c.group_id)
+    .where(group_keys.c.account_id == api_keys.c.account_id, group_keys.c.key_id == api_keys.c.key_id)
+    .scalar_subquery()
+    .label("group_id")
+)
+"""The group that a key is in; null: in none."""
+_LIVE = _KEY.add_columns(api_keys.c.makers, GROUP_OF_KEY).where(
     api_keys.c.account_id == bindparam("account_id"), api_keys.c.revoked_at.is_(None)
 )
 _OF_ITS_ACCOUNT = ("email", "role", "disabled_at", "closes_at")
@@ -98,18 +105,32 @@ def api_keys_of_account(rows: Connection, account_id: str) -> list[ApiKeyRecord]
 class LiveApiKeys(NamedTuple):
     """An account's keys that are not revoked; they may have expired, or be paused.
 
-    ``makers`` has the keys that have made one, one after the other, of each that was made so.
+    ``makers`` has the keys that have made one, one after the other, of each that was made so; ``groups`` the group
+    of each that is in one.
     """
 
     keys: list[ApiKeyRecord]
     makers: dict[str, tuple[str, ...]]
+    groups: dict[str, str]
 
 
 def live_api_keys(rows: Connection, account_id: str) -> LiveApiKeys:
     """Return the account's live keys."""
-    found = [(api_key_of(key), makers) for *key, makers in rows.execute(_LIVE, {"account_id": account_id})]
+    found = [
+        (api_key_of(key), makers, group_id)
+        for *key, makers, group_id in rows.execute(_LIVE, {"account_id": account_id})
+    ]
     return LiveApiKeys(
-        [key for key, _ in found], {key.key_id: tuple(makers) for key, makers in found if makers is not None}
+        [key for key, _, _ in found],
+        {key.key_id: tuple(makers) for key, makers, _ in found if makers is not None},
+        {key.key_id: group_id for key, _, group_id in found if group_id is not None},
+    )
+
+
+def find_group(rows: Connection, account_id: str, key_id: str) -> str | None:
+    """Return the group that a key is in, also a revoked one; None: in none."""
+    return rows.scalar(
+        select(group_keys.c.group_id).where(group_keys.c.account_id == account_id, group_keys.c.key_id == key_id)
     )
 
 

@@ -18,11 +18,18 @@ from holdfast.ledger.public_types import Role
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.credentials import live_api_keys
 from holdfast.persistence.queries.lots import read_lot_amounts
-from holdfast.persistence.queries.spending import LIMITS_OF_ACCOUNT, account_spending, limits_of
+from holdfast.persistence.queries.spending import (
+    GROUPS_OF_ACCOUNT,
+    LIMITS_OF_ACCOUNT,
+    account_spending,
+    groups_of,
+    limits_of,
+)
 from holdfast.persistence.queries.tasks import task_by_id
 from holdfast.persistence.queries.webhooks import read_alerts, webhooks_of_account
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.event_rows import WebhookRow
+from holdfast.persistence.records.key_rows import KeyGroupRow
 from holdfast.persistence.records.reading import TOP_UP_STATE, top_up_of
 from holdfast.persistence.records.unreadable import UnreadableRow, read_row
 
@@ -30,14 +37,17 @@ from holdfast.persistence.records.unreadable import UnreadableRow, read_row
 class LoadedAccount(NamedTuple):
     """An account's credit, the terms of its live API keys by their ids, and since when it is disabled or closed.
 
-    ``makers`` has the keys that have made one, in their order, of each live one that a key has made.
-    ``spending`` is None if neither the account nor one of these keys has a limit. ``webhooks`` are by their ids.
+    ``makers`` has the keys that have made one, in their order, of each live one that a key has made; ``key_groups``
+    the groups by their ids, ``groups_of_keys`` the group of each live key that is in one.
+    ``spending`` is None if neither the account nor a key or group of it has a limit. ``webhooks`` are by their ids.
     ``top_up`` is None if the account has never saved a card or set one.
     """
 
     state: AccountState
     live_keys: dict[str, KeyTerms]
     makers: dict[str, tuple[str, ...]]
+    key_groups: dict[str, KeyGroupRow]
+    groups_of_keys: dict[str, str]
     disabled_at: datetime | None
     spending: AccountSpending | None
     webhooks: dict[str, WebhookRow]
@@ -106,6 +116,7 @@ _CREDIT = select(
     _OPEN_LOTS.label("open_lots"),
     _OPEN_HOLDS.label("open_holds"),
     LIMITS_OF_ACCOUNT.label("limits"),
+    GROUPS_OF_ACCOUNT.label("key_groups"),
     _ALERTS,
     _HAS_WEBHOOKS,
     TOP_UP_STATE,
@@ -127,7 +138,7 @@ def load_account(connection: Connection, account_id: str) -> LoadedAccount:
     head = connection.execute(_CREDIT, {"account_id": account_id}).one_or_none()
     if head is None:
         raise RowMissing(f"account {account_id}")
-    keys, makers = live_api_keys(connection, account_id)
+    keys, makers, groups_of_keys = live_api_keys(connection, account_id)
     webhooks = webhooks_of_account(connection, account_id) if head.has_webhooks else []
     open_lots = read_row(_LOTS.decode, head.open_lots or "[]", "credit_lots", account_id, columns=_LOT_COLUMNS)
     amounts = read_lot_amounts(account_id, [LotPart(lot[0], lot[4]) for lot in open_lots], head)
@@ -146,7 +157,8 @@ def load_account(connection: Connection, account_id: str) -> LoadedAccount:
             raise UnreadableRow(f"postings.lot {account_id}: the hold {hold_id} has reserved no lot")
         parts = state.reservations.get(hold_id, ())
         state.reservations[hold_id] = parts if lot is None else (*parts, LotPart(lot, part_micro))
-    spending = account_spending(connection, account_id, keys, limits_of(account_id, head.limits))
+    groups = groups_of(account_id, head.key_groups)
+    spending = account_spending(connection, account_id, keys, groups, limits_of(account_id, head.limits))
     top_up = None
     if head.top_up is not None:
         top_up = top_up_of(head.top_up, account_id)
@@ -154,6 +166,8 @@ def load_account(connection: Connection, account_id: str) -> LoadedAccount:
         state,
         {key.key_id: key.terms for key in keys},
         makers,
+        {each.group_id: each for each in groups},
+        groups_of_keys,
         head.disabled_at,
         spending if any(spending) else None,
         {each.webhook_id: each for each in webhooks},

@@ -11,8 +11,6 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from holdfast.ledger.api_keys import KeyTerms
-from holdfast.ledger.credit.limits import BEGINNING, Limit
 from holdfast.ledger.credit.operations import CHAIN_START, Operation
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.order import Order
@@ -96,8 +94,9 @@ class AccountClosedRow(JournaledRow, frozen=True):
 
 AccountChange: TypeAlias = Literal[
     "email_changed", "closing", "kept", "closed", "erased", "archive_requested", "archive_made", "api_key_created",
-    "api_key_changed", "api_key_revoked", "limits_set", "webhook_created", "webhook_changed", "webhook_deleted",
-    "webhook_tested", "event_resent", "webhook_secret_rotated", "order_created",
+    "api_key_changed", "api_key_revoked", "limits_set", "key_group_created", "key_group_changed",
+    "key_group_deleted", "webhook_created", "webhook_changed", "webhook_deleted", "webhook_tested", "event_resent",
+    "webhook_secret_rotated", "order_created",
 ]  # fmt: skip
 
 
@@ -115,74 +114,6 @@ class AccountChangeRow(JournaledRow, frozen=True):
     subject: str | None = None
 
 
-class ApiKeyRecord(NamedTuple):
-    """An API key without its secret; it may be revoked.
-
-    ``captured_micro`` was captured of the holds of the limit's window from ``window_start``, not of the others.
-    """
-
-    account_id: str
-    key_id: str
-    prefix: str
-    terms: KeyTerms
-    created_at: datetime
-    last_used_at: datetime | None = None
-    revoked_at: datetime | None = None
-    limit_micro: int | None = None
-    limit_window: LimitWindow | None = None
-    window_start: datetime = BEGINNING
-    captured_micro: int = 0
-    more_limits: tuple[Limit, ...] = ()
-
-    @property
-    def limits(self) -> tuple[Limit, ...]:
-        """All limits of the key."""
-        micro, window = self.limit_micro, self.limit_window
-        return self.more_limits if micro is None or not window else (Limit(micro, window), *self.more_limits)
-
-
-class ApiKeyRow(JournaledRow, frozen=True):
-    """A new API key, with only the hash of its secret."""
-
-    key: ApiKeyRecord
-    secret_sha256: bytes
-
-
-class ApiKeyMakersRow(JournaledRow, frozen=True):
-    """The keys that have made a new one, one after the other: the last is the one that has made it itself."""
-
-    account_id: str
-    key_id: str
-    makers: tuple[str, ...]
-
-
-class ApiKeyTermsRow(JournaledRow, frozen=True):
-    """The terms of an API key, after a change of them."""
-
-    account_id: str
-    key_id: str
-    terms: KeyTerms
-
-
-class ApiKeyLimitRow(JournaledRow, frozen=True):
-    """The limit of an API key, if any, and what was captured of it; written when either changes."""
-
-    account_id: str
-    key_id: str
-    limit_micro: int | None
-    limit_window: LimitWindow | None
-    window_start: datetime
-    captured_micro: int
-
-
-class ApiKeyMoreLimitsRow(JournaledRow, frozen=True):
-    """The limits of an API key but the one of which its row has what was captured; written when they change."""
-
-    account_id: str
-    key_id: str
-    more_limits: tuple[Limit, ...]
-
-
 class AccountLimitRow(JournaledRow, frozen=True):
     """An account's limit in a kind of window, an operator's ceiling, and what was captured, as of a key's limit."""
 
@@ -192,22 +123,6 @@ class AccountLimitRow(JournaledRow, frozen=True):
     ceiling_micro: int | None
     window_start: datetime
     captured_micro: int
-
-
-class ApiKeyRevokedRow(JournaledRow, frozen=True):
-    """The revocation of an API key."""
-
-    account_id: str
-    key_id: str
-    revoked_at: datetime
-
-
-class ApiKeyUsedRow(JournaledRow, frozen=True):
-    """When an API key was last used, written at most once a minute."""
-
-    account_id: str
-    key_id: str
-    last_used_at: datetime
 
 
 class SessionRow(JournaledRow, frozen=True):

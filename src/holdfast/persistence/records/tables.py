@@ -30,6 +30,7 @@ from holdfast.persistence.records.credit_tables import (
     statement_keys,
 )
 from holdfast.persistence.records.event_rows import AlertsRow, WebhookRow
+from holdfast.persistence.records.key_rows import ApiKeyRecord, GroupKeyRow, KeyGroupRow
 from holdfast.persistence.records.operator_tables import (
     check_callbacks,
     operator_actions,
@@ -41,7 +42,6 @@ from holdfast.persistence.records.rows import (
     AccountHead,
     AccountLimitRow,
     AccountRow,
-    ApiKeyRecord,
     ArchiveRow,
     AssetRow,
     AuditProgress,
@@ -248,6 +248,10 @@ api_keys = table(
     index("ix_api_keys_prefix", "prefix"),
     index("ix_api_keys_revoked_at", "revoked_at", where="revoked_at is not null"),
 )
+
+key_groups = table("key_groups", ["account_id", "group_id"], *columns_of(KeyGroupRow))
+# A row stays when its key is deleted, since what the key has spent counts on in its group.
+group_keys = table("group_keys", ["account_id", "key_id"], *columns_of(GroupKeyRow))
 
 account_limits = table(
     "account_limits",

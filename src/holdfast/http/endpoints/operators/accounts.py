@@ -13,15 +13,9 @@ from sqlalchemy import Connection
 
 from holdfast.actors.account.messages import AllowMail, SetAccess, SetCeiling, SwitchOffTopUp
 from holdfast.actors.runtime.messages import Command
-from holdfast.http.endpoints.api_keys import (
-    AccountLimit,
-    AccountLimitList,
-    ApiKeyBody,
-    Window,
-    read_limit_window,
-    shown_api_keys,
-    shown_limits,
-)
+from holdfast.http.endpoints.api_keys import ApiKeyBody, shown_api_keys
+from holdfast.http.endpoints.key_groups import KeyGroupBody, shown_key_groups
+from holdfast.http.endpoints.limits import AccountLimit, AccountLimitList, Window, read_limit_window, shown_limits
 from holdfast.http.endpoints.sign_in import read_email
 from holdfast.http.endpoints.tasks.usage_totals import (
     FILTERS,
@@ -117,6 +111,8 @@ class AccountDetails(msgspec.Struct, frozen=True):
     """How many of its sessions are valid."""
     api_keys: list[ApiKeyBody]
     """Its API keys, newest first, revoked ones too."""
+    key_groups: list[KeyGroupBody]
+    """Its key groups, newest first."""
     limits: list[AccountLimit]
     """The limits of the whole account, the shortest window first."""
     auto_top_up: AutoTopUpBody | None
@@ -340,6 +336,7 @@ def _read_account(rows: Connection, account_id: str, *, now: datetime) -> Accoun
         held_total=format_amount(found.held_micro),
         available_balance=format_amount(found.balance_micro - found.held_micro),
         api_keys=shown_api_keys(rows, account_id, now=now),
+        key_groups=shown_key_groups(rows, account_id, now=now),
         limits=shown_limits(rows, account_id, now=now).limits,
     )
 

@@ -1,4 +1,4 @@
-"""Several limits of an API key. Processes of the release before keep the one that they know."""
+"""Several limits of an API key, and groups of keys. Processes of the release before keep the limit they know."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ serves_from = "1000"
 
 
 def upgrade() -> None:
-    """Add the column."""
+    """Add the column and tables."""
     run_script(__file__)
