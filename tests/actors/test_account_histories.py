@@ -554,7 +554,7 @@ async def test_random_histories_with_faults_match_the_auditor(
     bound_key = new_id("key")
     day = Limit(6 * CREDIT, "day")
     bounded = CreateApiKey(bound_key, bound_key.encode(), "hk_test_b", KeyTerms("bounded", ("tasks:write",)), day)
-    # One group has the same keys and limit all the time, and is named anew; into another a key comes and goes.
+    # One group has the same keys and limit all the time, and other names; into another a key comes and goes.
     group_id, other_group, shared_key = new_id("grp"), new_id("grp"), new_id("key")
     of_group = Limit(9 * CREDIT, "day")
     shared = CreateApiKey(shared_key, shared_key.encode(), "hk_test_s", KeyTerms("shared", ("tasks:write",)))

@@ -69,7 +69,7 @@ async def spent(system: Any, account_id: str) -> dict[tuple[str, str], int]:
     return of_groups(loaded)
 
 
-async def test_of_parallel_tasks_of_all_keys_those_the_groups_limit_covers_are_accepted(
+async def test_of_parallel_tasks_those_the_groups_limit_covers_are_accepted(
     start_system: StartSystem, new_task: NewTask, clock: Clock
 ) -> None:
     """Also over two processes, neither of which knows of the other, and beside the limit of a key."""
@@ -143,7 +143,7 @@ async def test_windows_models_restarts_and_revocations(
     assert_audit_clean(system.database)
 
 
-async def test_a_key_that_comes_brings_what_it_has_spent_and_one_that_goes_takes_it_away(
+async def test_a_key_brings_what_it_has_spent_and_takes_it_away(
     start_system: StartSystem, system: Any, new_task: NewTask, clock: Clock
 ) -> None:
     account_id, key_id = await system.open_account(500 * CREDIT)
@@ -217,7 +217,7 @@ async def test_what_a_key_in_a_group_makes_is_in_that_group(system: Any, new_tas
     assert accepted == 4
 
 
-async def test_a_key_takes_none_out_of_a_group_and_gives_none_outside_of_its_own_more(system: Any) -> None:
+async def test_a_key_takes_none_out_of_a_group(system: Any) -> None:
     account_id, _ = await system.open_account()
     own, other = await group(system, account_id, day(4)), await group(system, account_id)
     free = await key_in(system, account_id, None)

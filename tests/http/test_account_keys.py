@@ -10,9 +10,11 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, get_args
 
+import msgspec
 import pytest
 from tests.strict_html import StrictHtml
 
+from holdfast.actors.account.group_messages import ChangeKeyGroup, DeleteKeyGroup
 from holdfast.actors.account.messages import (
     ChangeApiKey,
     CreateApiKey,
@@ -29,7 +31,7 @@ from holdfast.ledger.credit.limits import Limit
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.event_rows import WebhookRow
-from holdfast.persistence.records.key_rows import ApiKeyRecord, ApiKeyRevokedRow
+from holdfast.persistence.records.key_rows import ApiKeyRecord, ApiKeyRevokedRow, KeyGroupRow
 from holdfast.persistence.records.rows import AccountChange, AccountChangeRow
 from holdfast_console.account.history import WORDS
 from holdfast_console.account.keys import SCOPE_WORDS
@@ -166,6 +168,44 @@ async def test_a_key_is_changed_paused_and_revoked(api: Api, owner: AccountReade
     api.accounts.answer = ApiKeyRevokedRow(api.account_id, api.key_id, api.now)
     assert (await owner.send(f"{path}/revoke", **form)).status_code == 303
     assert api.accounts.asked[-1][1] == RevokeApiKey(key_id=api.key_id)
+
+
+async def test_groups_are_made_changed_and_deleted_and_keys_put_into_them(api: Api, owner: AccountReader) -> None:
+    some: list[dict[str, Any]] = [
+        {"credits_micro": 2_000_000, "window": "day"},
+        {"credits_micro": 1_000_000, "window": "total", "models": ["studio/*"]},
+    ]
+    groups, form = tables.key_groups, await form_of(owner, KEYS)
+    assert 'name="group_id"' not in (await owner.get(KEYS)).text
+    for group_id, name, limits in (("grp_1", HOSTILE, some), ("grp_2", "empty", [])):
+        row = {"group_id": group_id, "name": name, "limits": limits, "created_at": api.now}
+        await api.write(groups.insert().values(account_id=api.account_id, **row))
+    member = {"account_id": api.account_id, "key_id": api.key_id, "group_id": "grp_1"}
+    await api.write(tables.group_keys.insert().values(**member))
+    page = html.unescape((await owner.get(KEYS)).text)
+    assert "in the group" in page
+    assert f"{KEYS}/groups/grp_1/delete" not in page
+    assert f"{KEYS}/groups/grp_2/delete" in page
+    await owner.read(KEYS)
+    api.accounts.answer = KeyGroupRow(api.account_id, "grp_1", "x", (), api.now)
+    sent = await owner.send(f"{KEYS}/groups/create", **form, name="farm", month="20")
+    assert (sent.status_code, api.accounts.asked[-1][1].name) == (303, "farm")
+    assert api.accounts.asked[-1][1].limits == (Limit(20_000_000, "month"),)
+    # The limits for models, which the form has no fields for, stay.
+    await owner.send(f"{KEYS}/groups/grp_1/change", **form, name="farm", day="3")
+    kept = (Limit(3_000_000, "day"), Limit(1_000_000, "total", ("studio/*",)))
+    assert api.accounts.asked[-1][1] == ChangeKeyGroup("grp_1", "farm", kept)
+    await owner.send(f"{KEYS}/groups/grp_2/delete", **form)
+    assert api.accounts.asked[-1][1] == DeleteKeyGroup("grp_2")
+    api.accounts.answer = ()
+    path = f"{KEYS}/{api.key_id}/change"
+    for fields, group_id in (
+        ({"has_group": "1", "group_id": "grp_2"}, "grp_2"),
+        ({"has_group": "1"}, None),
+        ({}, msgspec.UNSET),
+    ):
+        assert (await owner.send(path, **form, name="k", **fields)).status_code == 303
+        assert api.accounts.asked[-1][1].group_id is group_id or api.accounts.asked[-1][1].group_id == group_id
 
 
 async def test_the_form_of_a_key_keeps_its_limits_for_models(api: Api, owner: AccountReader) -> None:

@@ -147,6 +147,7 @@ SCOPED: Final = SESSION_OR_KEY | KEY
 EXAMPLES: Final = {
     "api_key_id": "key_" + "9" * 32,
     "webhook_id": "wh_" + "9" * 32,
+    "group_id": "grp_" + "9" * 32,
     "event_id": "evt_" + "9" * 32,
     "order_id": "ord_" + "9" * 32,
     "request_id": "task_" + "9" * 32,

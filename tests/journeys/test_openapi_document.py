@@ -55,6 +55,7 @@ CHECKS = [
     response_schema_conformance,
 ]
 ORDER = {"amount": "1.00"}
+GROUP = {"name": "render farm", "limits": [{"credits": "900.00", "window": "month"}]}
 WEBHOOK = {"url": "http://127.0.0.1:9/", "events": ["task.*", "balance.below"]}
 PICTURE = b"\x89PNG\r\n\x1a\n"
 TASK = {"model": "studio/image-1", "input": IMAGE}
@@ -159,6 +160,7 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         [*_, event] = await card_provider.events_of(card["provider_payment_id"])
         callback = ok(await ada.as_session("POST", "/v2/control/payments/sandbox", ORDER))["callback"]
         spare = ok(await ada.as_session("POST", "/v2/control/api-keys", {}))
+        groups = [ok(await ada.as_session("POST", "/v2/control/key-groups", GROUP)) for _ in range(2)]
         webhook = ok(await ada.as_session("POST", "/v2/control/webhooks", WEBHOOK))
         uploaded, unwanted_file = [
             ok(await ada.as_key("POST", "/v2/files", files={"file": ("lighthouse.png", PICTURE)})) for _ in range(2)
@@ -188,6 +190,8 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         "order_id": card["order_id"],
         "account_id": spared.account_id,
         "api_key_id": spare["api_key_id"],
+        "group_id": groups[0]["group_id"],
+        "delete_key_group.group_id": groups[1]["group_id"],
         "webhook_id": webhook["webhook_id"],
         "video_id": video["id"],
         "model_id": str(TASK["model"]),
@@ -235,6 +239,8 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         "list_actors": Good(query={"group": "accounts"}),
         "create_api_key": Good({}),
         "change_api_key": Good({"name": "ci", "limit": {"credits": "900.00", "window": "month"}}),
+        "create_key_group": Good(GROUP),
+        "change_key_group": Good({"name": "farm", "limits": [{"credits": "800.00", "window": "month"}]}),
         "set_limits": Good({"limits": [{"credits": "900.00", "window": "month"}]}),
         "set_ceiling": Good({"window": "month", "credits": "900.00", "reason": "a test"}),
         "create_webhook": Good(WEBHOOK),

@@ -104,7 +104,7 @@ HOSTILE = (
 )
 
 
-Removed = AssetsDeletedRow | SignInDeletedRow | WebhookDeletedRow
+Removed = AssetsDeletedRow | KeyGroupDeletedRow | SignInDeletedRow | WebhookDeletedRow
 
 KEYS = {
     "assets": ["account_id", "request_id"],
@@ -144,12 +144,18 @@ def stored(rows: psycopg.Connection[Any], table: Table, cells: dict[str, Any]) -
 
 
 def is_gone(rows: psycopg.Connection[Any], removed: Removed) -> bool:
-    """Whether the assets, the sign-in or the webhook are deleted."""
+    """Whether the assets, the key group with its keys, the sign-in or the webhook are deleted."""
     place: tuple[str, ...]
     match removed:
         case WebhookDeletedRow():
             query = "select 1 from webhooks where account_id = %s and webhook_id = %s"
             place = (removed.account_id, removed.webhook_id)
+        case KeyGroupDeletedRow():
+            query = (
+                "select from key_groups where account_id = %s and group_id = %s "
+                "union all select from group_keys where account_id = %s and group_id = %s"
+            )
+            place = (removed.account_id, removed.group_id) * 2
         case AssetsDeletedRow():
             query = "select 1 from assets where account_id = %s and request_id = %s"
             place = (removed.account_id, removed.request_id)
@@ -228,10 +234,8 @@ def hostile_values(t: Any, i: int) -> list[Any]:
         ApiKeyLimitRow(a, f"key{i}{t}", 2**40, "week", later, n),
         ApiKeyMoreLimitsRow(a, f"key{i}{t}", (Limit(n, "day", (t, '{"', "\\")), Limit(2**40, "total"))),
         KeyGroupRow(a, f"grp{i}{t}", t, (Limit(n, "day", (t, '{"', "\\")),), later),
-        KeyGroupRow(a, f"gone{i}{t}", t, (), later),
         GroupKeyRow(a, f"key{i}{t}", f"grp{i}{t}"),
         GroupKeyRow(a, f"free{i}{t}", None),
-        GroupKeyRow(a, f"old{i}{t}", f"gone{i}{t}"),
         KeyGroupDeletedRow(a, f"gone{i}{t}"),
         AccountLimitRow(a, "month", None, 2**40, later, n),
         ApiKeyRevokedRow(a, f"key{i}{t}", later),
@@ -295,7 +299,15 @@ def test_every_kind_of_row_stores_hostile_text_unchanged(
         WebhookRow(f"acct{i}{text}", f"gone{i}{text}", text, (text,), True, AT, AT)
         for i, text in enumerate(HOSTILE)
     ]
-    assert all_committed(writer.write([Unit(rows=(*deleted_assets, *deleted_webhooks))]))
+    deleted_groups = [
+        row
+        for i, text in enumerate(HOSTILE)
+        for row in (
+            KeyGroupRow(f"acct{i}{text}", f"gone{i}{text}", text, (), AT),
+            GroupKeyRow(f"acct{i}{text}", f"old{i}{text}", f"gone{i}{text}"),
+        )
+    ]
+    assert all_committed(writer.write([Unit(rows=(*deleted_assets, *deleted_webhooks, *deleted_groups))]))
     for i, text in enumerate(HOSTILE):
         claim = (f"acct{i}{text}", f"cpn{i}{text}", AT)
         rows.execute("insert into coupon_uses values (%s, %s, 'cpu_1', 5, %s, null)", claim)
