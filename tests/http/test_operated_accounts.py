@@ -64,6 +64,7 @@ async def test_an_account_is_found_by_its_id_and_its_address(api: Api) -> None:
         "file_count": 1,
         "file_bytes": 6,
         "sessions_live": 1,
+        "key_groups": [],
         "limits": [],
         "auto_top_up": None,
     }

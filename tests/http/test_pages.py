@@ -268,9 +268,22 @@ async def test_an_accounts_page_shows_limits_and_sets_ceilings(api: Api, browser
     await api.write(
         tables.api_keys.update().values(limit_window="day", models=["studio/*"], is_paused=True, **limit)
     )
+    group = {"account_id": api.account_id, "group_id": "grp_1"}
+    limits = [{"credits_micro": 3_000_000, "window": "week", "models": ["studio/*"]}]
+    await api.write(tables.key_groups.insert().values(**group, name="farm", limits=limits, created_at=api.now))
+    await api.write(tables.group_keys.insert().values(**group, key_id=api.key_id))
     page = f"/ops/accounts/{api.account_id}"
     shown = (await browser.read(page)).text
-    for words in ("7.00 (day)", "spent 1.50", "studio/*", "paused", "9.00", "in 12 h"):
+    for words in (
+        "7.00 (day)",
+        "spent 1.50",
+        "studio/*",
+        "paused",
+        "9.00",
+        "in 12 h",
+        "farm",
+        "3.00 (week, studio/*)",
+    ):
         assert words in shown, words
     token = await browser.hidden(page, "csrf_token")
     api.accounts.answer = "done"
@@ -364,6 +377,7 @@ update accounts set lots = '[[1,5,0]]' where id = :account_id;
 update api_keys set limit_window = 'day', limit_micro = 1 where account_id = :account_id;
 insert into account_limits (account_id, limit_window, limit_micro, window_start, captured_micro)
     values (:account_id, 'day', 1, now(), 0);
+insert into key_groups values (:account_id, 'grp_1', 'farm', '[]', now());
 insert into alerts values (:account_id, '{}');
 insert into auto_top_ups (account_id, state) values (:account_id, json_build_object('account_id', :account_id));
 insert into webhooks (account_id, webhook_id, url, events, enabled, created_at, updated_at)
@@ -375,6 +389,7 @@ DAMAGES = [
     ("update credit_lots set source = 'sky'", "credit_lots.source"),
     ("update account_limits set limit_window = 'hour'", "account_limits.limit_window"),
     ("update api_keys set limit_window = 'hour'", "api_keys.limit_window"),
+    ("update key_groups set limits = '[7]'", "key_groups"),
     ("update alerts set alerts = '{\"email\": 1}'", "alerts.alerts"),
     ("update auto_top_ups set state = '[]'", "auto_top_ups.state"),
     # Its actor does without these.

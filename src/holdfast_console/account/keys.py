@@ -156,7 +156,11 @@ async def create_group(visit: Visit) -> ViewResult:
     """Create a key group."""
     fields = {"name": visit.form.get("name", ""), "limits": _limits(visit)}
     created, _ = await visit.submit(create_key_group, fields=fields, path={})
-    return created if isinstance(created, Refusal) else _done("The group is created. Put keys into it when you create or change them.")
+    return (
+        created
+        if isinstance(created, Refusal)
+        else _done("The group is created. Put keys into it when you create or change them.")
+    )
 
 
 @view(f"{KEYS}/groups/{{group_id}}/change", method="POST")

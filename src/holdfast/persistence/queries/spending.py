@@ -193,7 +193,7 @@ def groups_of(account_id: str, found: str | None) -> list[KeyGroupRow]:
     """Return the account's groups as :data:`GROUPS_OF_ACCOUNT` found them. Raises ``UnreadableRow``."""
     if found is None:
         return []
-    groups = read_row(_groups.decode, found, "key_groups", account_id, columns=_GROUP_COLUMNS)
+    groups = read_row(_groups.decode, found, "key_groups", account_id)
     return [KeyGroupRow(account_id, *each) for each in groups]
 
 
