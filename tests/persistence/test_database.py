@@ -198,7 +198,7 @@ async def test_connects_that_hang_have_as_many_threads_as_connections(
             database.gate.open()
             with pytest.raises(QueryTimedOut):
                 await database.read(one)
-        assert len(hanging) <= 2
+        assert len(hanging) <= 3, "one more than for reads: the workers have their own"
     finally:
         resolved.set()
     database.close()

@@ -15,6 +15,7 @@ from holdfast.actors.workers.asset_sweeper import AssetSweeper
 from holdfast.actors.workers.checker import Checker, Pace
 from holdfast.actors.workers.closings import ClosingWorker
 from holdfast.actors.workers.dispatcher import Dispatcher
+from holdfast.actors.workers.due_work import DueWork
 from holdfast.actors.workers.heartbeat import Heartbeat
 from holdfast.actors.workers.hosting import HostingWorker
 from holdfast.actors.workers.lot_sweeper import LotSweeper
@@ -67,10 +68,12 @@ def worker_children(parts: Parts, actors: Actors, order_checks: OrderChecks) -> 
     The heartbeat comes before what falls due, so that service time is known.
     """
     passes = Passes()
+    due = DueWork(database=parts.database, me=parts.presence.process.member_id, now=parts.now)
     workers = (
         _watching(parts, actors, passes)
-        | _tasks(parts, actors)
-        | _sweeping(parts, actors, order_checks)
+        | {"due-work": lambda: RunningChild(due.run)}
+        | _tasks(parts, actors, due)
+        | _sweeping(parts, actors, order_checks, due)
         | _measuring(parts, actors)
     )
     return {name: passes.of_worker(name, start) for name, start in workers.items()}
@@ -99,7 +102,7 @@ def _watching(parts: Parts, actors: Actors, passes: Passes) -> Starts:
     }
 
 
-def _tasks(parts: Parts, actors: Actors) -> Starts:
+def _tasks(parts: Parts, actors: Actors, due: DueWork) -> Starts:
     """Return those that take tasks from the queue to the customer's server."""
     settings, database, presence = parts.settings, parts.database, parts.presence
     registry, refs, tasks, now = parts.registry, parts.refs, actors.tasks, parts.now
@@ -116,6 +119,7 @@ def _tasks(parts: Parts, actors: Actors) -> Starts:
             leases_are_reliable=presence.leases_are_reliable,
             silences=lambda provider: registry.health_of(provider).silences(),
             assigns_slots=lambda provider: presence.has_claimed(slots_of(provider)),
+            due=due,
         ),
         "provider-calls": lambda: ProviderCaller(
             refs.provider_calls, providers=registry.providers, tasks=tasks, submits=parts.submits
@@ -132,11 +136,11 @@ def _tasks(parts: Parts, actors: Actors) -> Starts:
             now=now,
             take_outcome=parts.conditions.outcomes_of(STORAGE),
         ),
-        "outbox": _outbox(parts, actors),
+        "outbox": _outbox(parts, actors, due),
     }
 
 
-def _outbox(parts: Parts, actors: Actors) -> Callable[[], Child]:
+def _outbox(parts: Parts, actors: Actors, due: DueWork) -> Callable[[], Child]:
     settings, now = parts.settings, parts.now
     urls = parts.urls
     webhooks = GuardedClient(
@@ -183,10 +187,11 @@ def _outbox(parts: Parts, actors: Actors) -> Callable[[], Child]:
         rng=random.Random(),  # noqa: S311 - spreads retries
         conditions=parts.conditions,
         reporting=reporting,
+        wait_due=due.waiting_for("events"),
     )
 
 
-def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks) -> Starts:
+def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks, due: DueWork) -> Starts:
     """Return those of which one member has each: they reconcile orders, and delete what has expired."""
     settings, database, now = parts.settings, parts.database, parts.now
     if settings.is_production and settings.card_api_key and not (settings.seller_name and settings.seller_address):
@@ -200,26 +205,57 @@ def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks) -> Starts
     return {
         "conditions": lambda: RunningChild(parts.conditions.run),
         "reconciler": lambda: RunningChild(
-            Reconciler(database=database, order_checks=order_checks, is_ours=is_ours("reconciler")).run
+            Reconciler(
+                database=database,
+                order_checks=order_checks,
+                is_ours=is_ours("reconciler"),
+                wait_due=due.waiting_for("orders"),
+            ).run
         ),
         "order-sweeper": lambda: RunningChild(
-            OrderSweeper(database=database, order_checks=order_checks, is_ours=is_ours("order-sweeper")).run
+            OrderSweeper(
+                database=database,
+                order_checks=order_checks,
+                is_ours=is_ours("order-sweeper"),
+                wait_due=due.waiting_for("orders"),
+            ).run
         ),
         "top-ups": lambda: RunningChild(
-            TopUpWorker(database=database, order_checks=order_checks, is_ours=is_ours("top-ups")).run
+            TopUpWorker(
+                database=database,
+                order_checks=order_checks,
+                is_ours=is_ours("top-ups"),
+                wait_due=due.waiting_for("orders", "resuming_accounts"),
+            ).run
         ),
         "receipts": lambda: RunningChild(
             ReceiptsWorker(
-                database=database, terms=receipt_terms(settings), now=now, is_ours=is_ours("receipts")
+                database=database,
+                terms=receipt_terms(settings),
+                now=now,
+                is_ours=is_ours("receipts"),
+                wait_due=due.waiting_for("money"),
             ).run
         ),
         "asset-sweeper": lambda: RunningChild(
             AssetSweeper(
-                database=database, tasks=actors.tasks, store=parts.store, now=now, is_ours=is_ours("asset-sweeper")
+                database=database,
+                tasks=actors.tasks,
+                store=parts.store,
+                now=now,
+                is_ours=is_ours("asset-sweeper"),
+                wait_due=due.waiting_for("stored"),
             ).run
         ),
         "lot-sweeper": lambda: RunningChild(
-            LotSweeper(database=database, accounts=actors.accounts, now=now, is_ours=is_ours("lot-sweeper")).run
+            LotSweeper(
+                database=database,
+                accounts=actors.accounts,
+                now=now,
+                is_ours=is_ours("lot-sweeper"),
+                wait_lots=due.waiting_for("lots"),
+                wait_claims=due.waiting_for("coupon_claims"),
+            ).run
         ),
         "closings": lambda: RunningChild(
             ClosingWorker(
@@ -230,6 +266,7 @@ def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks) -> Starts
                 now=now,
                 member_id=parts.presence.process.member_id,
                 is_ours=is_ours("closings"),
+                wait_due=due.waiting_for("closings"),
             ).run
         ),
         "archives": lambda: RunningChild(
@@ -240,6 +277,7 @@ def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks) -> Starts
                 directory=settings.data_dir / "incoming",
                 now=now,
                 is_ours=is_ours("archives"),
+                wait_due=due.waiting_for("archives"),
             ).run
         ),
         "sweeper": lambda: RunningChild(

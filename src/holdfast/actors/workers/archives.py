@@ -22,6 +22,7 @@ import msgspec
 import structlog
 import trio
 
+from holdfast.actors.workers.due_work import WaitDue
 from holdfast.actors.workers.passes import always, repeat
 from holdfast.ledger.clock import Now, format_time
 from holdfast.ledger.ids import new_id
@@ -78,6 +79,7 @@ class ArchiveWorker:
         now: Now,
         contents_bytes_max: int = CONTENTS_BYTES_MAX,
         is_ours: Callable[[], bool] = always,
+        wait_due: WaitDue | None = None,
     ) -> None:
         self._database = database
         self._store = store
@@ -86,12 +88,18 @@ class ArchiveWorker:
         self._now = now
         self._contents_bytes_max = contents_bytes_max
         self._is_ours = is_ours
+        self._wait_due = wait_due
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Make what was asked for until cancelled."""
         task_status.started()
         await repeat(
-            self.make_next, every_s=LOOK_S, name="making of archives", is_ours=self._is_ours, bound_s=MAKE_BOUND_S
+            self.make_next,
+            every_s=LOOK_S,
+            name="making of archives",
+            is_ours=self._is_ours,
+            bound_s=MAKE_BOUND_S,
+            wait_due=self._wait_due,
         )
 
     async def make_next(self) -> bool:

@@ -19,6 +19,7 @@ from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import DropInput, ExpireAssets, TaskReply
+from holdfast.actors.workers.due_work import WaitDue
 from holdfast.actors.workers.passes import always, repeat
 from holdfast.ledger.clock import Now
 from holdfast.persistence.claims.contents import (
@@ -67,8 +68,10 @@ class AssetSweeper:
         store: AssetStore,
         now: Now,
         is_ours: Callable[[], bool] = always,
+        wait_due: WaitDue | None = None,
     ) -> None:
         self._is_ours = is_ours
+        self._wait_due = wait_due
         self._database = database
         self._tasks = tasks
         self._store = store
@@ -84,7 +87,12 @@ class AssetSweeper:
         """Sweep every few seconds until cancelled."""
         task_status.started()
         await repeat(
-            self.sweep, every_s=SWEEP_S, name="sweep of assets", is_ours=self._is_ours, bound_s=SWEEP_BOUND_S
+            self.sweep,
+            every_s=SWEEP_S,
+            name="sweep of assets",
+            is_ours=self._is_ours,
+            bound_s=SWEEP_BOUND_S,
+            wait_due=self._wait_due,
         )
 
     async def sweep(self) -> Swept:

@@ -19,6 +19,7 @@ from holdfast.actors.account.messages import ClosingEnded, FinishClosing, Remove
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
+from holdfast.actors.workers.due_work import WaitDue
 from holdfast.actors.workers.passes import always, repeat
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
@@ -72,6 +73,7 @@ class ClosingWorker:
         now: Now,
         member_id: str,
         is_ours: Callable[[], bool] = always,
+        wait_due: WaitDue | None = None,
     ) -> None:
         self._database = database
         self._journal = journal
@@ -80,6 +82,7 @@ class ClosingWorker:
         self._now = now
         self._member_id = member_id
         self._is_ours = is_ours
+        self._wait_due = wait_due
         # Where the next pass continues, so that accounts which cannot be closed yet do not delay the others.
         self._after = _FIRST
 
@@ -87,7 +90,12 @@ class ClosingWorker:
         """Look every few seconds until cancelled."""
         task_status.started()
         await repeat(
-            self.sweep, every_s=SWEEP_S, name="closing of accounts", is_ours=self._is_ours, bound_s=SWEEP_BOUND_S
+            self.sweep,
+            every_s=SWEEP_S,
+            name="closing of accounts",
+            is_ours=self._is_ours,
+            bound_s=SWEEP_BOUND_S,
+            wait_due=self._wait_due,
         )
 
     async def sweep(self) -> bool:

@@ -30,10 +30,12 @@ import trio
 from holdfast.actors.runtime.faults import AskFault, Crashed, StaleFence
 from holdfast.actors.runtime.refs import Directory, WorkerRef
 from holdfast.actors.task.messages import SlotFreed, TaskQueued, Wake
+from holdfast.actors.workers.due_work import DueWork
 from holdfast.actors.workers.passes import do_each, one_pass, repeat
 from holdfast.actors.workers.worker import Worker
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.dispatch import Silence
+from holdfast.persistence.claims.due_work import DueKind
 from holdfast.persistence.claims.processes import TAKEN_OVER_MAX, Process, take_over
 from holdfast.persistence.claims.tasks import (
     FIRST,
@@ -59,6 +61,9 @@ CHECK_DUE_EVERY_S = 0.25
 FOLLOW_UP_EVERY_CHECKS = 4
 LOST_SLOTS_EVERY_CHECKS = 60
 """At every which check for due tasks they are also followed up, and lost slots looked for."""
+IDLE_CHECKS_APART_S = 15.0
+"""How often they are checked while no task is unfinished and no other process runs, as far as is known."""
+DUE_HERE: tuple[DueKind, ...] = ("tasks", "other_processes")
 OVERDUE_CHECKS_APART_S = 15.0
 DEADLINE_CHECKS_APART_S = 2.0
 FOLLOW_UPS_MAX = 200
@@ -78,7 +83,8 @@ class Dispatcher(Worker):
 
     ``slots`` returns the number of slots by provider. ``removed`` returns whether a provider left the
     catalog longer than its grace period ago, ``leases_are_reliable`` whether an expired lease proves that its
-    process has ended, ``silences`` which kinds of call a provider does not answer.
+    process has ended, ``silences`` which kinds of call a provider does not answer. ``due`` says what the rows may
+    have; without it they are always checked.
     """
 
     kind = "dispatcher"
@@ -96,6 +102,7 @@ class Dispatcher(Worker):
         leases_are_reliable: Callable[[], bool] = lambda: True,
         silences: Callable[[str], Sequence[Silence]] = lambda _: (),
         assigns_slots: Callable[[str], bool] = lambda _: True,
+        due: DueWork | None = None,
     ) -> None:
         super().__init__(ref)
         self._database = database
@@ -107,6 +114,8 @@ class Dispatcher(Worker):
         self._leases_are_reliable = leases_are_reliable
         self._silences = silences
         self._assigns_slots = assigns_slots
+        self._due = due
+        self._wait_tasks = None if due is None else due.waiting_for("tasks")
         # The tasks that occupy slots, by provider, with the time since which each is known to.
         self._occupied: dict[str, dict[str, float]] = {}
         # Providers for which tasks may be waiting: a new task must not overtake them.
@@ -116,7 +125,9 @@ class Dispatcher(Worker):
         # Providers with waiting tasks whose slots were freed since the last claim, which was at this time.
         self._freed: set[str] = set()
         self._claimed_at = 0.0
-        self._slot_freed = trio.Event()
+        # When the next check for due tasks is, and what ends the wait for it: it is sooner, or a slot was freed.
+        self._check_at = -math.inf
+        self._sooner = trio.Event()
         # By provider whose waiting tasks are being claimed: its new tasks meanwhile, no more than it has slots.
         self._arrived: dict[str, list[str]] = {}
         # Tasks that have freed their slots since the read of rows that may still show them there.
@@ -130,7 +141,13 @@ class Dispatcher(Worker):
 
     def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Check for due tasks several times a second, assign freed slots, and wake tasks of ended processes."""
-        return (self._assign_loop, self._overdue_loop, self._deadline_loop, *[self.recover] * RECOVERED_AT_ONCE_MAX)
+        loops = (
+            self._assign_loop,
+            self._overdue_loop,
+            self._deadline_loop,
+            *[self.recover] * RECOVERED_AT_ONCE_MAX,
+        )
+        return loops if self._due is None else (*loops, partial(self._check_when_due, self._due))
 
     def on_receive(self, message: object) -> None:
         """Dispatch a new task, or note that a slot was freed."""
@@ -143,7 +160,7 @@ class Dispatcher(Worker):
                 self._occupied.get(message.provider, {}).pop(message.request_id, None)
                 if self._backlog.get(message.provider, True):
                     self._freed.add(message.provider)
-                    self._slot_freed.set()
+                    self._sooner.set()
 
     def _dispatch_new(self, provider: str, request_id: str) -> None:
         slots = self._slots().get(provider, 0)
@@ -152,15 +169,15 @@ class Dispatcher(Worker):
                 self._arrived[provider].append(request_id)
         elif self._backlog.get(provider, True) or not self._free(provider):
             self._backlog[provider] = True
+            self._check_within(CHECK_DUE_EVERY_S)
         else:
             self._take(provider, request_id)
 
     async def _assign_loop(self) -> None:
-        check_at = trio.current_time()
         while True:
             try:
-                if trio.current_time() >= check_at:
-                    check_at = math.inf
+                if trio.current_time() >= self._check_at:
+                    self._check_at = math.inf
                     with one_pass("check for due tasks"):
                         await self.check_due()
                 elif self._freed:
@@ -171,16 +188,49 @@ class Dispatcher(Worker):
             except DatabaseAway as away:
                 # What is due stays due; a later check finds it.
                 log.debug("dispatch postponed", reason=str(away))
-            check_at = min(check_at, trio.current_time() + CHECK_DUE_EVERY_S)
-            with trio.CancelScope(deadline=check_at):
-                await self._slot_freed.wait()
-            self._slot_freed = trio.Event()
+            if self._is_idle():
+                # The next check is one of all.
+                self._checks = FOLLOW_UP_EVERY_CHECKS - 1
+                self._check_at = min(self._check_at, trio.current_time() + IDLE_CHECKS_APART_S)
+            else:
+                self._check_at = min(self._check_at, trio.current_time() + CHECK_DUE_EVERY_S)
+            with trio.CancelScope(deadline=self._check_at):
+                await self._sooner.wait()
+            self._sooner = trio.Event()
+
+    def _is_idle(self) -> bool:
+        """Whether there is nothing to check for, as far as is known. What comes is a message or found in rows."""
+        return (
+            self._due is not None
+            and not self._due.may_have(*DUE_HERE)
+            and self._assigned.issuperset(self._slots())
+            and not any(
+                self._backlog.get(provider, True) or self._occupied.get(provider) for provider in self._assigned
+            )
+        )
+
+    def _check_within(self, pause_s: float) -> None:
+        if self._check_at > trio.current_time() + pause_s:
+            self._check_at = trio.current_time() + pause_s
+            self._sooner.set()
+
+    async def _check_when_due(self, due: DueWork) -> None:
+        """End the pause of an idle dispatcher when a look finds something."""
+        wait_due = due.waiting_for(*DUE_HERE)
+        while True:
+            await wait_due()
+            if self._check_at > trio.current_time() + CHECK_DUE_EVERY_S:
+                self._check_within(0.0)
 
     async def _overdue_loop(self) -> None:
-        await repeat(self.wake_overdue, every_s=OVERDUE_CHECKS_APART_S, name="overdue tasks")
+        await repeat(
+            self.wake_overdue, every_s=OVERDUE_CHECKS_APART_S, name="overdue tasks", wait_due=self._wait_tasks
+        )
 
     async def _deadline_loop(self) -> None:
-        await repeat(self.wake_past_deadline, every_s=DEADLINE_CHECKS_APART_S, name="deadlines")
+        await repeat(
+            self.wake_past_deadline, every_s=DEADLINE_CHECKS_APART_S, name="deadlines", wait_due=self._wait_tasks
+        )
 
     async def assign_freed(self) -> None:
         """Assign the slots that were freed since the last claim."""

@@ -19,6 +19,7 @@ from holdfast.actors.account.messages import AnnounceExpiry, ExpireLots, LotsExp
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
+from holdfast.actors.workers.due_work import WaitDue
 from holdfast.actors.workers.passes import always, do_each, repeat
 from holdfast.ledger.clock import Now
 from holdfast.persistence.claims.coupons import overdue_claims
@@ -44,26 +45,35 @@ class LotSweeper:
     """Sweeps every few seconds, a bounded number of accounts at a time."""
 
     def __init__(
-        self, *, database: Database, accounts: Directory, now: Now, is_ours: Callable[[], bool] = always
+        self,
+        *,
+        database: Database,
+        accounts: Directory,
+        now: Now,
+        is_ours: Callable[[], bool] = always,
+        wait_lots: WaitDue | None = None,
+        wait_claims: WaitDue | None = None,
     ) -> None:
         self._database = database
         self._accounts = accounts
         self._now = now
         self._is_ours = is_ours
+        self._wait_lots = wait_lots
+        self._wait_claims = wait_claims
         # Where the next pass continues, so that accounts which do not answer do not delay the others.
         self._after: dict[Callable[..., object], str] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Sweep every few seconds, and notify owners every ten minutes, until cancelled."""
         passes = {
-            "sweep of lots": (self.sweep, SWEEP_S),
-            "sweep of coupons": (self.redeem, SWEEP_S),
-            "notices of expiry": (self.notify, NOTIFY_S),
+            "sweep of lots": (self.sweep, SWEEP_S, self._wait_lots),
+            "sweep of coupons": (self.redeem, SWEEP_S, self._wait_claims),
+            "notices of expiry": (self.notify, NOTIFY_S, None),
         }
         async with trio.open_nursery() as nursery:
-            for name, (work, every_s) in passes.items():
-                again = partial(repeat, every_s=every_s, name=name, is_ours=self._is_ours, bound_s=SWEEP_BOUND_S)
-                nursery.start_soon(again, work)
+            for name, (work, every_s, wait_due) in passes.items():
+                again = partial(repeat, every_s=every_s, name=name, wait_due=wait_due)
+                nursery.start_soon(partial(again, work, is_ours=self._is_ours, bound_s=SWEEP_BOUND_S))
             task_status.started()
 
     async def sweep(self) -> bool:

@@ -26,7 +26,8 @@ from structlog.contextvars import bind_contextvars
 
 from holdfast.actors.runtime.refs import Directory, TellRef, WorkerRef
 from holdfast.actors.task.messages import DeliveryEnded, EventsDue, RecordAnnouncement
-from holdfast.actors.workers.passes import one_pass
+from holdfast.actors.workers.due_work import WaitDue
+from holdfast.actors.workers.passes import LOOK_S, one_pass
 from holdfast.actors.workers.worker import Worker
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.events import ASSETS_READY, DeliveryResponse, DeliveryState, after_attempt
@@ -80,7 +81,8 @@ class OutboxWorker(Worker):
     """Delivers due events. ``give_up_s`` limits the retries; the accounts' secrets derive from ``secrets_keys``.
 
     ``reporting`` is the outbox worker that counts all members' deliveries to a host, so that one reports of it;
-    None if this one does.
+    None if this one does. ``wait_due`` returns when events may wait in the rows; without it they are looked for at
+    each tick.
     """
 
     kind = "outbox"
@@ -102,6 +104,7 @@ class OutboxWorker(Worker):
         conditions: Conditions,
         reporting: TellRef | None = None,
         tick_s: float = TICK_S,
+        wait_due: WaitDue | None = None,
     ) -> None:
         super().__init__(ref)
         self._claim = claim
@@ -117,6 +120,7 @@ class OutboxWorker(Worker):
         self._results = DeliveryResults(conditions)
         self._reporting = reporting or ref
         self._tick_s = tick_s
+        self._wait_due = wait_due
         self._busy: Counter[str] = Counter()
         self._accounts_busy: Counter[tuple[str, Share]] = Counter()
         self._capacity = DeliveryCapacity(self._look)
@@ -128,7 +132,7 @@ class OutboxWorker(Worker):
 
     def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Deliver due events."""
-        return (self._poll_loop, self._capacity.run)
+        return (self._poll_loop, self._look_when_due, self._capacity.run)
 
     async def stop(self) -> None:  # type: ignore[override]  # the tree awaits it
         """Stop within ``FINISH_S``: deliveries that take longer are cancelled and repeated after their lease."""
@@ -157,7 +161,15 @@ class OutboxWorker(Worker):
         self._wake.set()
 
     def _look_within_a_tick(self) -> None:
-        self._look_at = min(self._look_at, trio.current_time() + self._tick_s)
+        if self._wait_due is None:
+            self._look_at = min(self._look_at, trio.current_time() + self._tick_s)
+
+    async def _look_when_due(self) -> None:
+        """Look through all receivers every tick while events wait in the rows."""
+        while self._wait_due is not None:
+            await trio.sleep(max(0.0, self._tick_s - LOOK_S))
+            await self._wait_due()
+            self._look()
 
     async def _poll_loop(self) -> None:
         while True:
@@ -421,6 +433,7 @@ class DeliveryCapacity:
     def __init__(self, on_free: Callable[[], None]) -> None:
         self.learned: dict[str, bool] = {}
         self._on_free = on_free
+        self._has_quick = trio.Event()
         # Each in the order in which they began, or became slow.
         self._quick: dict[RunningDelivery, None] = {}
         self._slow: dict[RunningDelivery, None] = {}
@@ -445,6 +458,8 @@ class DeliveryCapacity:
         """Count a delivery from now on."""
         delivery = RunningDelivery(receiver, is_silent=share == "silent")
         {"mail": self._mail, "silent": self._slow, "quick": self._quick}[share][delivery] = None
+        if self._quick:
+            self._has_quick.set()
         return delivery
 
     def end(self, delivery: RunningDelivery, *, is_answered: bool) -> None:
@@ -468,6 +483,9 @@ class DeliveryCapacity:
     async def run(self) -> NoReturn:
         """Watch for deliveries that become slow."""
         while True:
+            if not self._quick:
+                self._has_quick = trio.Event()
+                await self._has_quick.wait()
             first = next(iter(self._quick), None)
             began_at = trio.current_time() if first is None else first.began_at
             await trio.sleep_until(began_at + SLOW_AFTER_S)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import structlog
 import trio
@@ -21,6 +21,9 @@ from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+
+LOOK_S: Final = 1.0
+"""How often the rows are looked at for all workers (:mod:`holdfast.actors.workers.due_work`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,12 +106,18 @@ async def repeat(
     name: str,
     is_ours: Callable[[], bool] = always,
     bound_s: float = 0.0,
+    wait_due: Callable[[], Awaitable[None]] | None = None,
 ) -> NoReturn:
     """Call ``work`` forever, with a pause of ``every_s`` unless it returns True: then more is due.
+
+    With ``wait_due``, which returns within :data:`LOOK_S` once there may be something to do, the last part of the
+    pause is a wait for that: so the pause is ``every_s`` at most after something has become due, and longer only
+    while nothing is.
 
     Each call is a pass, which may take ``bound_s``. There is none while ``is_ours`` returns False, because another
     process does the work. While the database is away the work is postponed; a later call finds it in the rows.
     """
+    pause_s = every_s if wait_due is None else max(0.0, every_s - LOOK_S)
     while True:
         try:
             if is_ours():
@@ -118,4 +127,6 @@ async def repeat(
                     continue
         except DatabaseAway as away:
             log.debug(f"{name} postponed", reason=str(away))
-        await trio.sleep(every_s)
+        await trio.sleep(pause_s)
+        if wait_due is not None:
+            await wait_due()

@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 import trio
 
+from holdfast.actors.workers.due_work import WaitDue
 from holdfast.actors.workers.passes import always, repeat
 from holdfast.ledger.clock import Now
 from holdfast.ledger.receipts import ReceiptTerms, issue_receipts
@@ -39,19 +40,33 @@ class ReceiptsWorker:
     """Issues receipts every few seconds, a bounded number at a time."""
 
     def __init__(
-        self, *, database: Database, terms: ReceiptTerms, now: Now, is_ours: Callable[[], bool] = always
+        self,
+        *,
+        database: Database,
+        terms: ReceiptTerms,
+        now: Now,
+        is_ours: Callable[[], bool] = always,
+        wait_due: WaitDue | None = None,
     ) -> None:
         self._database = database
         self._terms = terms
         self._now = now
         self._is_ours = is_ours
+        self._wait_due = wait_due
         self._after = BEGINNING
         self._late_at = self._whole_at = now()
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Issue receipts every few seconds until cancelled."""
         task_status.started()
-        await repeat(self.issue, every_s=PASS_S, name="receipts", is_ours=self._is_ours, bound_s=PASS_BOUND_S)
+        await repeat(
+            self.issue,
+            every_s=PASS_S,
+            name="receipts",
+            is_ours=self._is_ours,
+            bound_s=PASS_BOUND_S,
+            wait_due=self._wait_due,
+        )
 
     async def issue(self) -> bool:
         """Issue the receipts of the next operations; return whether others follow. Raises ``DatabaseAway``."""

@@ -14,6 +14,7 @@ import structlog
 import trio
 
 from holdfast.actors.runtime.faults import AskFault, Crashed
+from holdfast.actors.workers.due_work import WaitDue
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.passes import always, do_each, repeat
 from holdfast.persistence.claims.orders import Due, claim_due
@@ -36,9 +37,15 @@ class OrderWorker:
     claimed: ClassVar[Due]
 
     def __init__(
-        self, *, database: Database, order_checks: OrderChecks, is_ours: Callable[[], bool] = always
+        self,
+        *,
+        database: Database,
+        order_checks: OrderChecks,
+        is_ours: Callable[[], bool] = always,
+        wait_due: WaitDue | None = None,
     ) -> None:
         self._is_ours = is_ours
+        self._wait_due = wait_due
         self._database = database
         self._order_checks = order_checks
 
@@ -46,7 +53,12 @@ class OrderWorker:
         """Check due orders every few seconds until cancelled."""
         task_status.started()
         await repeat(
-            self._poll, every_s=TICK_S, name="check of due orders", is_ours=self._is_ours, bound_s=CHECKS_BOUND_S
+            self._poll,
+            every_s=TICK_S,
+            name="check of due orders",
+            is_ours=self._is_ours,
+            bound_s=CHECKS_BOUND_S,
+            wait_due=self._wait_due,
         )
 
     async def _poll(self) -> bool:

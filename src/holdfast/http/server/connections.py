@@ -76,6 +76,7 @@ class Connections:
         self._nursery: trio.Nursery | None = None
         self._stop_requested = trio.Event()
         self._changed = trio.Event()
+        self._has_open = trio.Event()
 
     # --------------------------------------------------------------------------------------- lifecycle
 
@@ -112,6 +113,9 @@ class Connections:
 
     async def _sweep(self) -> None:
         while True:
+            if not self._open:
+                self._has_open = trio.Event()
+                await self._has_open.wait()
             await trio.sleep(SWEEP_INTERVAL_S)
             now = trio.current_time()
             for connection in tuple(self._open):
@@ -180,6 +184,7 @@ class Connections:
         )
         # Counted here and not in its task, because many connections may be accepted before their tasks run.
         self._open.add(connection)
+        self._has_open.set()
         self._count(connection, refusal, 1)
         self._nursery.start_soon(self._serve, connection, refusal)
 

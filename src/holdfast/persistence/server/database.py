@@ -86,6 +86,7 @@ class Database:
         self._embedded = embedded
         self._read_deadline_s = read_deadline_s
         self._reads = trio.CapacityLimiter(pool_size)
+        self._looks = trio.CapacityLimiter(1)
         self._works = trio.CapacityLimiter(WORK_SIZE)
         self._records = trio.CapacityLimiter(RECORDS_SIZE)
         self._renewals = trio.CapacityLimiter(1)
@@ -93,7 +94,7 @@ class Database:
         self._probes = trio.CapacityLimiter(1)
         self._writers = trio.CapacityLimiter(1)
         self._silent_clients = SilentClients()
-        self._engine = make_engine(url, pool_size=pool_size, statement_timeout_ms=read_timeout_ms, use="reads")
+        self._engine = make_engine(url, pool_size=pool_size + 1, statement_timeout_ms=read_timeout_ms, use="reads")
         self._is_prepared = False
         self._retired: deque[Pool] = deque(maxlen=RETIRED_MAX)
         self._work_engine = make_engine(
@@ -112,12 +113,19 @@ class Database:
         waits for a connection, or after the query: one that is cut short loses its connection. Raises
         :class:`DatabaseAway`, or its subclass :class:`QueryTimedOut`; every other exception of ``query`` passes.
         """
+        return await self._read("read", self._reads, lambda connection: query(connection, *args, **kwargs))
+
+    async def look(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a query of the workers as :meth:`read` does, one at a time, however many reads wait."""
+        return await self._read("work", self._looks, lambda connection: query(connection, *args, **kwargs))
+
+    async def _read(self, pool: str, limiter: trio.CapacityLimiter, query: Callable[[Connection], T]) -> T:
         self._refuse_if_closed()
         gate, wait = self.gate, _Wait()
-        run = wait.ends_with(lambda connection: query(connection, *args, **kwargs))
-        with wait.measured("read"), trio.move_on_after(self._read_deadline_s) as scope, gate.cutting_short(scope):
+        run = wait.ends_with(query)
+        with wait.measured(pool), trio.move_on_after(self._read_deadline_s) as scope, gate.cutting_short(scope):
             try:
-                async with self._reads:
+                async with limiter:
                     scope.shield = True
                     found = await run_on_loop(_in_transaction, self._engine, run, 2, False)
             except DatabaseAway as exc:
