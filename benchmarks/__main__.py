@@ -23,6 +23,7 @@ PARTS = {
     "whole": "whole tasks beside a row-lock peer",
     "processes": "creating tasks through one and two processes",
     "readers": "creates beside slow readers of the report stream",
+    "idle": "CPU, transactions and memory of an idle service",
     "memory": "memory of an active account",
     "recovery": "active accounts killed at once",
     "rolls": "rolls and kills of workers under load",
