@@ -223,6 +223,20 @@ async def test_a_bonus_is_no_reason_to_refuse_a_payment(system: Any, payments: A
     assert_audit_clean(system.database)
 
 
+async def test_a_refund_gives_nothing_of_a_bonus_that_the_balance_had_no_room_for(
+    system: Any, payments: Any
+) -> None:
+    account_id, _ = await system.open_account()
+    await system.ask(account_id, Recharge(AMOUNT_MICRO_MAX - 11 * CREDIT))
+    order = await paid_order(system, payments, account_id)
+    part = await deliver(system, order, payments.refunded(order.order_id, CREDIT, name="re_1"))
+    assert (part.net_micro, bonus_moves(part)) == (9 * CREDIT, [CREDIT])
+    # Of what was given nothing is more than the share that is left: it is voided with the rest of the payment.
+    whole = await deliver(system, part, payments.refunded(order.order_id, 9 * CREDIT, name="re_2"))
+    assert bonus_moves(whole) == [CREDIT, -CREDIT]
+    assert_audit_clean(system.database)
+
+
 async def test_a_refund_with_a_bonus_opens_no_top_up_which_has_none(
     system: Any, payments: Any, new_task: NewTask
 ) -> None:

@@ -422,7 +422,8 @@ def _post(
 
     What is credited expires then. Only the first move can be refused, and it is no reversal, so that nothing is
     applied then: a credit is followed by reversals only. A bonus is voided before its payment is taken back, so
-    that the payment is not taken from what is voided.
+    that the payment is not taken from what is voided. It is given only with money that comes: what is taken back
+    gives none, also if less of the bonus was given than is due.
     """
     operations: list[Operation] = []
     bonus_micro = order.bonus_due_micro - order.bonus_micro if moves else 0
@@ -450,7 +451,7 @@ def _post(
         state.apply(operation)
         operations.append(operation)
     bonus_until = order.bonus_expires_at
-    if bonus_micro > 0 and bonus_until is not None:
+    if bonus_micro > 0 and moves[0].kind == "credit" and bonus_until is not None:
         given = decide_bonus(state, amount_micro=bonus_micro, expires_at=bonus_until, **about)
         if given is not None:
             state.apply(given)
