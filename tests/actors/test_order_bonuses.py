@@ -214,11 +214,14 @@ async def test_a_won_dispute_gives_the_bonus_again_until_its_expiry(
     assert_audit_clean(system.database)
 
 
-async def test_a_bonus_is_no_reason_to_refuse_a_payment(system: Any, payments: Any) -> None:
+@pytest.mark.parametrize(("room", "given"), [(11, [CREDIT]), (10, [])])
+async def test_a_bonus_is_no_reason_to_refuse_a_payment(
+    system: Any, payments: Any, room: int, given: list[int]
+) -> None:
     account_id, _ = await system.open_account()
-    await system.ask(account_id, Recharge(AMOUNT_MICRO_MAX - 11 * CREDIT))
+    await system.ask(account_id, Recharge(AMOUNT_MICRO_MAX - room * CREDIT))
     order = await paid_order(system, payments, account_id)
-    assert (order.status, bonus_moves(order)) == ("credited", [CREDIT])
+    assert (order.status, bonus_moves(order)) == ("credited", given)
     assert await balance(system, account_id) == AMOUNT_MICRO_MAX
     assert_audit_clean(system.database)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Text, any_, literal, tuple_
+from sqlalchemy import Connection, Text, any_, literal, text, tuple_
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from holdfast.ledger.money import format_amount
+from holdfast.ledger.money import AMOUNT_MICRO_MAX, format_amount
 from holdfast.ledger.orders.facts import provider_objects_of
 from holdfast.ledger.orders.targets import assess
 from holdfast.persistence.audit.rules import BrokenRule, Difference, Rule
@@ -28,7 +28,12 @@ COLUMNS = "each order's columns match its state"
 BONUS = "each order gives the bonus that it was created with, and never more"
 READ_RULES = (NET, STATUSES, HISTORY, PAYMENTS, COLUMNS, BONUS)
 
-_IN_ORDER = ORDER.order_by(orders.c.account_id, orders.c.order_id)
+_PAID_BALANCE = text(
+    "case when orders.request -> 'bonus' is not null then (select p.balance_after_micro from operations p "
+    "where p.operation_id = orders.request ->> 'operation_id') end as paid_balance_micro"
+)
+"""The balance after the credit of an order that has a bonus: of the largest one no bonus is given."""
+_IN_ORDER = ORDER.add_columns(_PAID_BALANCE).order_by(orders.c.account_id, orders.c.order_id)
 
 
 def _listed(field: str) -> str:
@@ -210,7 +215,12 @@ def _broken(row: Any) -> Iterator[tuple[str, str]]:
     offered_micro = 0 if request.bonus is None else request.bonus.credit_micro
     if not 0 <= order.bonus_micro <= offered_micro or (bonus_moves and bonus_moves[0].amount_micro <= 0):
         yield BONUS, f"has given a bonus of {given}, it was created with {format_amount(offered_micro)}"
-    elif order.bonus_due_micro and not bonus_moves and all(move.kind == "credit" for move in state.moves):
+    elif (
+        order.bonus_due_micro
+        and not bonus_moves
+        and all(move.kind == "credit" for move in state.moves)
+        and row.paid_balance_micro != AMOUNT_MICRO_MAX
+    ):
         yield BONUS, f"has given no bonus, {format_amount(order.bonus_due_micro)} is due"
     columns = (row.account_id, row.order_id, row.provider, row.origin, row.status, row.reconcile_status)
     values = (
