@@ -226,9 +226,7 @@ async def test_a_bonus_is_no_reason_to_refuse_a_payment(
     assert_audit_clean(system.database)
 
 
-async def test_a_refund_gives_nothing_of_a_bonus_that_the_balance_had_no_room_for(
-    system: Any, payments: Any
-) -> None:
+async def test_a_refund_gives_nothing_of_a_bonus(system: Any, payments: Any) -> None:
     account_id, _ = await system.open_account()
     await system.ask(account_id, Recharge(AMOUNT_MICRO_MAX - 11 * CREDIT))
     order = await paid_order(system, payments, account_id)

@@ -49,7 +49,7 @@ def test_each_pass_ends_in_a_line(books_url: str) -> None:
     watch.run(passes_max=2)
     lines = out.getvalue().splitlines()
     assert [line.rpartition(", ")[0] for line in lines] == [
-        f"pass {number}: 6 accounts, 25 operations, no differences" for number in (1, 2)
+        f"pass {number}: 7 accounts, 32 operations, no differences" for number in (1, 2)
     ]
     assert clock.slept == [audit_watch.PAUSE_S]
     assert not watch.has_found
@@ -59,16 +59,16 @@ def test_progress_is_shown_in_place_on_a_terminal(books_url: str) -> None:
     out, clock = Terminal(), Clock()
     AuditWatch(books_url, ProgressLine(out, clock=clock), clock=clock).run(passes_max=1)
     drawn = out.getvalue().split("\r\x1b[K")
-    assert drawn[1].startswith("pass 1: 0 of 6 accounts, 25 operations, ")
-    assert drawn[-2].startswith("pass 1: 6 of 6 accounts, 25 operations, ")
+    assert drawn[1].startswith("pass 1: 0 of 7 accounts, 32 operations, ")
+    assert drawn[-2].startswith("pass 1: 7 of 7 accounts, 32 operations, ")
     assert drawn[-2].endswith("/s, 0 s left")
-    assert drawn[-1].startswith("pass 1: 6 accounts, 25 operations, no differences, ")
+    assert drawn[-1].startswith("pass 1: 7 accounts, 32 operations, no differences, ")
 
 
 def test_progress_is_lines_now_and_then_elsewhere(books_url: str) -> None:
     out, clock = io.StringIO(), Clock()
     AuditWatch(books_url, ProgressLine(out, clock=clock), clock=clock).run(passes_max=1)
-    lines = [line for line in out.getvalue().splitlines() if " of 6 accounts" in line]
+    lines = [line for line in out.getvalue().splitlines() if " of 7 accounts" in line]
     assert 2 <= len(lines) <= clock.now / LINES_S
     assert "\r" not in out.getvalue()
 
@@ -87,7 +87,7 @@ def test_a_difference_is_shown_once_and_when_it_is_gone(books_url: str) -> None:
     )
     [gone] = [line for line in lines if line.startswith("ok") and BALANCES in line]
     assert gone == f"ok     account acct_bob differs no longer ({BALANCES})"
-    assert lines[-1].startswith("pass 3: 6 accounts, 25 operations, no differences")
+    assert lines[-1].startswith("pass 3: 7 accounts, 32 operations, no differences")
     assert watch.has_found
 
 

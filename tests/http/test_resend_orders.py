@@ -45,7 +45,7 @@ Fate = Literal["answered", "lost", "missed", "refused", "busy", "away", "unknown
 it asks the account; or the account is away; or what it has decided of a create is not learnt.
 """
 NO_TASK: frozenset[Fate] = frozenset({"refused", "busy", "away", "unknown"})
-"""The client is told to send it again."""
+"""The client has to send it again."""
 
 
 @dataclass(frozen=True)

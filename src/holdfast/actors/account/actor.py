@@ -66,7 +66,7 @@ from holdfast.actors.account.orders import AccountOrders
 from holdfast.actors.account.replies import RecentReplies
 from holdfast.actors.account.top_ups import AccountTopUp
 from holdfast.actors.account.units import AccountUnits
-from holdfast.actors.runtime.journaled import Commit, JournaledActor, LogEvent, LogFields, Tell, Turn
+from holdfast.actors.runtime.journaled import JournaledActor, LogEvent, LogFields, Tell, Turn
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import reply_type
 from holdfast.ledger.alerts.account_events import AccountDisabled, CreditExpiring
@@ -95,7 +95,6 @@ from holdfast.ledger.tasks.transitions import Settlement
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Fence, Unit, UnitResult
 from holdfast.persistence.queries.loading import LoadedAccount
-from holdfast.persistence.records.key_rows import ApiKeyUsedRow
 from holdfast.persistence.records.rows import (
     AccountAccessRow,
     CouponGrantedRow,
@@ -260,6 +259,7 @@ class AccountActor(JournaledActor):
                 | ChangeApiKey()
                 | RevokeApiKey()
                 | RevokeWithMade()
+                | RecordKeyUse()
                 | SetLimits()
                 | SetCeiling()
                 | CreateKeyGroup()
@@ -267,9 +267,6 @@ class AccountActor(JournaledActor):
                 | DeleteKeyGroup()
             ):
                 return self._keys.decide(message)
-            case RecordKeyUse():
-                used = ApiKeyUsedRow(self._account_id, message.key_id, message.at)
-                return Commit(Unit(rows=(used,)), None)
             case SignOut():
                 return self._sign_out(message)
             case Recharge() | AdjustCredit() | GrantCredit() | VoidLot() | RedeemCoupon() | ExpireLots():

@@ -19,6 +19,7 @@ from holdfast.actors.account.key_groups import KeyGroups
 from holdfast.actors.account.messages import (
     ChangeApiKey,
     CreateApiKey,
+    RecordKeyUse,
     RevokeApiKey,
     RevokedKeys,
     RevokeWithMade,
@@ -26,7 +27,7 @@ from holdfast.actors.account.messages import (
     SetLimits,
 )
 from holdfast.actors.account.units import AccountUnits
-from holdfast.actors.runtime.journaled import Turn
+from holdfast.actors.runtime.journaled import Commit, Turn
 from holdfast.ledger.api_keys import MAKERS_MAX, TASKS_WRITE, KeyTerms, exceeds_calling_key, has_scope
 from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.limits import (
@@ -41,6 +42,7 @@ from holdfast.ledger.credit.limits import (
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import LimitWindow
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.journal.units import Unit
 from holdfast.persistence.records.key_rows import (
     ApiKeyLimitRow,
     ApiKeyMakersRow,
@@ -49,11 +51,20 @@ from holdfast.persistence.records.key_rows import (
     ApiKeyRevokedRow,
     ApiKeyRow,
     ApiKeyTermsRow,
+    ApiKeyUsedRow,
 )
 from holdfast.persistence.records.rows import Row
 
 KeyCommand: TypeAlias = (
-    CreateApiKey | ChangeApiKey | RevokeApiKey | RevokeWithMade | NoteChange | SetLimits | SetCeiling | GroupCommand
+    CreateApiKey
+    | ChangeApiKey
+    | RevokeApiKey
+    | RevokeWithMade
+    | RecordKeyUse
+    | NoteChange
+    | SetLimits
+    | SetCeiling
+    | GroupCommand
 )
 
 
@@ -105,6 +116,9 @@ class AccountKeys:
                 return self._revoke_api_key(command)
             case RevokeWithMade():
                 return self._revoke_with_made(command)
+            case RecordKeyUse():
+                used = ApiKeyUsedRow(self._units.state.account_id, command.key_id, command.at)
+                return Commit(Unit(rows=(used,)), None)
             case NoteChange():
                 noted = self._units.noted(command, command.what, command.subject)
                 return self._units.change(command, None, rows=noted)
