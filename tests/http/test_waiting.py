@@ -369,7 +369,8 @@ async def test_the_stream_of_an_account_needs_both_scopes(api: Api) -> None:
 
 @pytest.mark.parametrize("path", [f"{PATH}/stream", "/v2/control/stream"])
 async def test_the_streams_of_a_disabled_account_end(api: Api, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.setattr(following, "CHECK_S", 0.0)
+    for module in (following, account_following):
+        monkeypatch.setattr(module, "CHECK_S", 0.0)
     monkeypatch.setattr(account_following, "ACCOUNT_PAUSE_S", 0.0)
     await api.add_task(api.task(ID))
     credential = api.key if "task" in path else api.session
@@ -436,7 +437,8 @@ async def test_an_id_that_the_task_has_not_reached_hides_nothing(api: Api) -> No
 async def test_the_stream_of_an_account_finds_what_no_notice_has_named(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "CHECK_S", 0.0)
+    for module in (following, account_following):
+        monkeypatch.setattr(module, "CHECK_S", 0.0)
     monkeypatch.setattr(account_following, "ACCOUNT_PAUSE_S", 0.0)
     async with api.serving() as base, reading(base, api.session, path="/v2/control/stream") as stream:
         assert await stream.next() is not None

@@ -147,6 +147,7 @@ def test_everything_works_without_scripts_and_by_the_keyboard(pages: AccountPage
     expect(page.get_by_label("E-mail address")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_pages_of_another_origin_get_and_change_nothing(pages: AccountPages) -> None:
     page = pages.owner("/account/settings")
     token = page.locator("input[name=csrf_token]").first.get_attribute("value")

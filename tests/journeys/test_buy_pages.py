@@ -253,6 +253,7 @@ def test_refunds_and_disputes_appear_on_the_order(shop: Shop) -> None:
     expect(page.get_by_role("row").filter(has_text="6.00 USD")).to_contain_text("disputed")
 
 
+@pytest.mark.slow
 def test_a_coupon_is_redeemed_once(shop: Shop) -> None:
     body = {"amount": "4.00", "reason": "a journey", "code": "BUY-PAGES-4", "uses_max": 9}
     made = shop.http.post(
@@ -279,6 +280,7 @@ def test_a_double_click_makes_one_order(shop: Shop) -> None:
     assert [each["amount"] for each in shop.orders(account)] == ["25.00"]
 
 
+@pytest.mark.slow
 def test_the_keyboard_alone_buys(shop: Shop) -> None:
     account = shop.account()
     page = shop.open(account=account)
@@ -298,6 +300,7 @@ def test_the_keyboard_alone_buys(shop: Shop) -> None:
     assert shop.balance(account) == "51.00"
 
 
+@pytest.mark.slow
 def test_without_javascript_all_but_the_providers_form_works(shop: Shop) -> None:
     account = shop.account()
     page = shop.open(account=account, has_script=False)

@@ -50,6 +50,7 @@ def confirm(page: Page, current: str, new: str) -> None:
     page.get_by_role("button", name="Change the address").click()
 
 
+@pytest.mark.slow
 def test_the_address_is_changed_with_both_codes(pages: AccountPages) -> None:
     page = pages.owner(SETTINGS)
     old, new = signed_in_as(page), f"{secrets.token_hex(8)}@new.example"
@@ -71,6 +72,7 @@ def test_the_address_is_changed_with_both_codes(pages: AccountPages) -> None:
     assert pages.api(page, "GET", "/v2/control/session")["email"] == new
 
 
+@pytest.mark.slow
 def test_all_data_are_one_file(pages: AccountPages, tmp_path: Path) -> None:
     page = pages.owner(SETTINGS)
     pages.api(page, "POST", "/v2/control/sandbox/recharge", json={"amount": "3.00"})

@@ -7,6 +7,7 @@ import sys
 from functools import partial
 from typing import Any
 
+import pytest
 import trio
 from tests.clients import ok, until
 
@@ -30,6 +31,7 @@ async def command(service: Service, *words: str) -> list[str]:
     return done.stdout.decode().splitlines()
 
 
+@pytest.mark.slow
 async def test_the_lines_of_one_account_are_raised_in_all_workers_for_a_time(
     new_service: NewService, new_customer: NewCustomer
 ) -> None:

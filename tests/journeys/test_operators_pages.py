@@ -40,6 +40,7 @@ def test_a_crash_and_the_restart_appear_without_a_reload(pages: Pages) -> None:
     assert page.evaluate("window.wasNotReloaded")
 
 
+@pytest.mark.slow
 def test_a_quarantine_leaves_neighbours_alone_until_its_release(pages: Pages) -> None:
     account, neighbour = pages.account(), pages.account()
     page = pages.page(f"/ops/actors/accounts/{account.account_id}")
@@ -157,6 +158,7 @@ def test_reports_go_on_after_answers_that_are_no_stream(pages: Pages) -> None:
     pages.complaints.clear()
 
 
+@pytest.mark.slow
 def test_everything_works_without_scripts(pages: Pages) -> None:
     account = pages.account()
     page = pages.page(f"/ops/actors/accounts/{account.account_id}", has_script=False)
@@ -169,6 +171,7 @@ def test_everything_works_without_scripts(pages: Pages) -> None:
     expect(page.get_by_label("Operator token")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_pages_of_another_origin_get_and_change_nothing(pages: Pages) -> None:
     account = pages.account()
     page = pages.page(f"/ops/actors/accounts/{account.account_id}")

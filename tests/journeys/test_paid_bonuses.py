@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 from tests.clients import Customer, Totals, ok, until
 
@@ -35,6 +36,7 @@ async def bonus_lots(customer: Customer) -> list[tuple[str, str, str]]:
     return [(lot["kind"], lot["amount"], lot["remaining"]) for lot in lots if lot["source"] == "bonus"]
 
 
+@pytest.mark.slow
 async def test_a_bonus_is_given_once_spent_first_and_voided(
     new_service: NewService, new_customer: NewCustomer, card_provider: CardProviderProcess, tmp_path: Path
 ) -> None:

@@ -311,6 +311,7 @@ async def test_the_end_of_a_body_is_received_once(body: bytes) -> None:
         await stream.send_all(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         await wait_all_tasks_blocked()
         assert received == [{"type": "http.request", "body": body, "more_body": False}]
+        await stream.aclose()
 
 
 async def test_an_incomplete_body_times_out(autojump_clock: MockClock) -> None:

@@ -63,7 +63,7 @@ async def sent(events: AsyncGenerator[bytes], opened: ExitStack) -> AsyncIterato
 class StreamClock:
     """When a stream checks its credential again, each time after ``check_s``, and when it ends."""
 
-    def __init__(self, check_s: float = CHECK_S) -> None:
+    def __init__(self, check_s: float) -> None:
         self._check_s = check_s
         self.ends_at = trio.current_time() + STREAM_S
         self.check_at = trio.current_time() + check_s
@@ -81,7 +81,7 @@ async def _task_events(
     call: Call, task: Task, after: int | None, watch: Watch, events_of: Callable[[Task], bytes]
 ) -> AsyncGenerator[bytes]:
     """Each round reads the task and checks the credential. Nothing of the task is kept that may be large."""
-    clock = StreamClock()
+    clock = StreamClock(CHECK_S)
     call.read_shares = call.deps.following.stream_shares
     sent = _shown(task) if task.version == after else None
     sent_at = -math.inf

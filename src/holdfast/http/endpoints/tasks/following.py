@@ -20,6 +20,7 @@ from holdfast.actors.runtime.faults import AskFault
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.routes import EVENT_STREAM, Media, Outcome, RouteTable
 from holdfast.http.kit.waiting import (
+    CHECK_S,
     LAST_EVENT_ID,
     RETRY_MS,
     event,
@@ -124,7 +125,7 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
 
     ``position`` is the last one sent. Rows are looked for from there if notices may have been missed, and first.
     """
-    clock = StreamClock()
+    clock = StreamClock(CHECK_S)
     following = call.deps.following
     call.read_shares = following.stream_shares
     sent: AccountBody | None = None
