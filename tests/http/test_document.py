@@ -211,6 +211,7 @@ def test_each_webhook_is_an_operation_of_its_own(document: dict[str, Any]) -> No
     assert "Events" in [each["name"] for each in document["tags"]]
 
 
+@pytest.mark.slow
 def test_an_installed_wheel_describes_its_fields_too(tmp_path: Path) -> None:
     hatchling = pytest.importorskip("hatchling.builders.wheel", reason="make installs it")
     for project in (ROOT, ROOT / "src" / "holdfast_compat", ROOT / "src" / "holdfast_console"):

@@ -166,6 +166,7 @@ def mails(service: Service, email: str) -> list[EmailMessage]:
     return [each for each in found if each["To"] == email and "List-Unsubscribe" in each]
 
 
+@pytest.mark.slow
 async def test_an_alert_is_mailed_once_and_never_after_its_owner_unsubscribed(
     new_service: NewService, new_customer: NewCustomer
 ) -> None:

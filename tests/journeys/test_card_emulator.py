@@ -102,6 +102,7 @@ async def test_reconcile_credits_orders_whose_webhooks_were_lost(
     assert "1 pending, 2 reconciled" in every.stdout
 
 
+@pytest.mark.slow
 async def test_reconcile_fails_while_the_provider_is_away(
     card_provider: CardProviderProcess, new_service: NewService, new_customer: NewCustomer
 ) -> None:

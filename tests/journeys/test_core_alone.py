@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from pathlib import Path
 
+import pytest
 from tests.clients import Totals, ok, refused
 from tests.hidden_distributions import BESIDE, hidden
 
@@ -65,6 +66,7 @@ async def test_the_core_alone_runs_tasks_and_says_what_it_lacks(
     assert service.stop() == 0
 
 
+@pytest.mark.slow
 async def test_a_prediction_is_sent_as_an_event_once_its_api_was_removed(
     tmp_path: Path,
     new_service: NewService,

@@ -41,6 +41,7 @@ def test_the_demo_succeeds_and_saves_the_pictures(tmp_path: Path) -> None:
             )
 
 
+@pytest.mark.slow
 def test_a_failing_step_is_named_and_ends_the_demo(tmp_path: Path) -> None:
     script = "import holdfast_emulators.demo as demo; demo.MODEL = 'studio/nothing'; raise SystemExit(demo.main())"
     done = subprocess.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from urllib.parse import urlsplit
 
+import pytest
 import trio
 from tests.clients import ok
 from tests.event_streams import StreamReader, reading
@@ -36,6 +37,7 @@ async def connected(service: Service, stack: AsyncExitStack, head: str) -> trio.
     return stream
 
 
+@pytest.mark.slow
 async def test_slow_uploads_of_many_free_accounts_block_no_other(
     new_service: NewService, new_customer: NewCustomer
 ) -> None:
@@ -56,6 +58,7 @@ async def test_slow_uploads_of_many_free_accounts_block_no_other(
     assert service.faults() == []
 
 
+@pytest.mark.slow
 async def test_streams_of_many_free_accounts_block_no_wait_of_others(
     new_service: NewService, new_customer: NewCustomer
 ) -> None:

@@ -302,6 +302,7 @@ async def test_a_stream_sends_each_change_and_resumes(
         pass
 
 
+@pytest.mark.slow
 async def test_the_stream_of_an_account_has_its_totals_tasks_and_orders(
     pair: list[Service], provider: QuietProvider, new_customer: NewCustomer
 ) -> None:

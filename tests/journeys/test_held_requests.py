@@ -160,6 +160,7 @@ async def test_only_clients_that_number_their_attempts_are_asked_again(
     assert await trio.to_thread.run_sync(service.audit) == []
 
 
+@pytest.mark.slow
 async def test_a_resend_joins_at_another_process(
     two_services: list[Service], provider: QuietProvider, new_customer: NewCustomer
 ) -> None:
@@ -203,6 +204,7 @@ async def test_an_idempotency_key_of_the_callers_own_holds(
     assert (await ask(customer, keyed, prompt="other")).json()["error"]["code"] == "idempotency_key_reused"
 
 
+@pytest.mark.slow
 async def test_an_upload_may_be_larger_than_other_bodies(
     shared_service: Service, new_customer: NewCustomer
 ) -> None:

@@ -83,6 +83,7 @@ async def check(service: Service, customer: Customer, count: int) -> None:
     assert await trio.to_thread.run_sync(service.audit) == []
 
 
+@pytest.mark.slow
 async def test_late_first_attempts_of_openais_client_make_no_second_task(
     provider: QuietProvider, new_service: NewService, new_customer: NewCustomer
 ) -> None:
@@ -95,6 +96,7 @@ async def test_late_first_attempts_of_openais_client_make_no_second_task(
     await check(service, customer, LATE)
 
 
+@pytest.mark.slow
 async def test_late_first_attempts_of_replicates_client_make_no_second_task(
     provider: QuietProvider, new_service: NewService, new_customer: NewCustomer
 ) -> None:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx2
+import pytest
 from tests.clients import IMAGE, Customer, loopback_client, ok, refused
 
 from .service_process import Service
@@ -186,6 +187,7 @@ async def test_no_key_gains_anything_by_making_keys(shared_service: Service) -> 
         refused(await mine.call("DELETE", f"{KEYS}/{child.key_id}"), 401, "api_key_paused")
 
 
+@pytest.mark.slow
 async def test_a_leaked_key_is_revoked_with_all_that_came_from_it(shared_service: Service) -> None:
     async with loopback_client(base_url=shared_service.url, timeout=60) as http:
         owner = await customer_of(http)

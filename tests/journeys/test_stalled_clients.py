@@ -114,6 +114,7 @@ def test_a_second_signal_stops_at_once(new_service: NewService) -> None:
     assert "Traceback" not in service.log_path.read_text()
 
 
+@pytest.mark.slow
 def test_operators_routes_have_their_own_listener(new_service: NewService) -> None:
     service = new_service(OPS_PORT="0", OPERATOR_TOKEN="operator-token-of-the-listener-0123456789")
     service.start()
@@ -133,6 +134,7 @@ def test_operators_routes_have_their_own_listener(new_service: NewService) -> No
     assert service.stop() == 0
 
 
+@pytest.mark.slow
 def test_public_clients_take_no_place_of_operators(new_service: NewService) -> None:
     service = new_service(
         OPS_PORT="0",

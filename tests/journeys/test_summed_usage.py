@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import pytest
 import trio
 from tests.clients import ENDED, IMAGE, Customer, every, ok, until
 from tests.usage_sums import GROUPINGS, Sums, sums_of
@@ -65,6 +66,7 @@ async def assert_totals_are_the_log(customer: Customer) -> list[dict[str, Any]]:
     return log
 
 
+@pytest.mark.slow
 async def test_totals_equal_the_log_whatever_becomes_of_the_tasks(
     quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
 ) -> None:

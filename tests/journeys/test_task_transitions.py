@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from decimal import Decimal
 
+import pytest
 import trio
 from tests.clients import Totals, code_of, ok
 
@@ -369,6 +370,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_every_transition_has_its_documented_outcome(
     scripted_service: Service, scripted: ScriptedProvider, new_customer: NewCustomer
 ) -> None:
