@@ -24,7 +24,7 @@ from holdfast.actors.workers.dispatcher import (
     Dispatcher,
 )
 from holdfast.actors.workers.due_work import WAIT_S, DueWork
-from holdfast.actors.workers.passes import LOOK_S, repeat
+from holdfast.actors.workers.passes import LOOK_S, Schedule, repeat
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence.claims.archives import TRIES_MAX
 from holdfast.persistence.claims.coupons import CLAIM_OVERDUE_S
@@ -86,7 +86,7 @@ def passes_of(nursery: trio.Nursery, wait_due: Callable[[], Awaitable[None]]) ->
         at.append(trio.current_time())
 
     async def run() -> None:
-        await repeat(work, every_s=EVERY_S, name="passes", wait_due=wait_due)
+        await repeat(work, every_s=EVERY_S, name="passes", schedule=Schedule(wait_due=wait_due))
 
     nursery.start_soon(run)
     return at

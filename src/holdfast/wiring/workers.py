@@ -21,7 +21,7 @@ from holdfast.actors.workers.hosting import HostingWorker
 from holdfast.actors.workers.lot_sweeper import LotSweeper
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.outbox import DELIVERIES_MAX, LEASE_MARGIN_S, OutboxWorker
-from holdfast.actors.workers.passes import Passes
+from holdfast.actors.workers.passes import Passes, Schedule
 from holdfast.actors.workers.provider_calls import ProviderCaller
 from holdfast.actors.workers.provider_watch import ProviderWatch
 from holdfast.actors.workers.receipts import ReceiptsWorker
@@ -36,6 +36,7 @@ from holdfast.ledger.clock import format_time, utc_now
 from holdfast.ledger.receipts import ReceiptSeller, ReceiptTerms
 from holdfast.ledger.tasks.public import event_payload
 from holdfast.ledger.tasks.task import EventKind
+from holdfast.persistence.claims.due_work import DueKind
 from holdfast.persistence.claims.outbox import DueEvent, claim_due
 from holdfast.providers.card.base import micro_per_minor
 from holdfast.providers.outbound.guarded import GuardedClient
@@ -199,8 +200,8 @@ def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks, due: DueW
             "receipts do not state who sells: set SELLER_NAME and SELLER_ADDRESS, which later receipts will have"
         )
 
-    def is_ours(name: str) -> Callable[[], bool]:
-        return partial(parts.presence.has_claimed, name)
+    def schedule(worker: str, *kinds: DueKind) -> Schedule:
+        return Schedule(partial(parts.presence.has_claimed, worker), due.waiting_for(*kinds) if kinds else None)
 
     return {
         "conditions": lambda: RunningChild(parts.conditions.run),
@@ -208,24 +209,21 @@ def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks, due: DueW
             Reconciler(
                 database=database,
                 order_checks=order_checks,
-                is_ours=is_ours("reconciler"),
-                wait_due=due.waiting_for("orders"),
+                schedule=schedule("reconciler", "orders"),
             ).run
         ),
         "order-sweeper": lambda: RunningChild(
             OrderSweeper(
                 database=database,
                 order_checks=order_checks,
-                is_ours=is_ours("order-sweeper"),
-                wait_due=due.waiting_for("orders"),
+                schedule=schedule("order-sweeper", "orders"),
             ).run
         ),
         "top-ups": lambda: RunningChild(
             TopUpWorker(
                 database=database,
                 order_checks=order_checks,
-                is_ours=is_ours("top-ups"),
-                wait_due=due.waiting_for("orders", "resuming_accounts"),
+                schedule=schedule("top-ups", "orders", "resuming_accounts"),
             ).run
         ),
         "receipts": lambda: RunningChild(
@@ -233,8 +231,7 @@ def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks, due: DueW
                 database=database,
                 terms=receipt_terms(settings),
                 now=now,
-                is_ours=is_ours("receipts"),
-                wait_due=due.waiting_for("money"),
+                schedule=schedule("receipts", "money"),
             ).run
         ),
         "asset-sweeper": lambda: RunningChild(
@@ -243,8 +240,7 @@ def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks, due: DueW
                 tasks=actors.tasks,
                 store=parts.store,
                 now=now,
-                is_ours=is_ours("asset-sweeper"),
-                wait_due=due.waiting_for("stored"),
+                schedule=schedule("asset-sweeper", "stored"),
             ).run
         ),
         "lot-sweeper": lambda: RunningChild(
@@ -252,9 +248,9 @@ def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks, due: DueW
                 database=database,
                 accounts=actors.accounts,
                 now=now,
-                is_ours=is_ours("lot-sweeper"),
-                wait_lots=due.waiting_for("lots"),
-                wait_claims=due.waiting_for("coupon_claims"),
+                lots=schedule("lot-sweeper", "lots"),
+                claims=schedule("lot-sweeper", "coupon_claims"),
+                notices=schedule("lot-sweeper"),
             ).run
         ),
         "closings": lambda: RunningChild(
@@ -265,8 +261,7 @@ def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks, due: DueW
                 card=None if parts.card is None else parts.card.provider,
                 now=now,
                 member_id=parts.presence.process.member_id,
-                is_ours=is_ours("closings"),
-                wait_due=due.waiting_for("closings"),
+                schedule=schedule("closings", "closings"),
             ).run
         ),
         "archives": lambda: RunningChild(
@@ -276,8 +271,7 @@ def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks, due: DueW
                 claims=parts.claims,
                 directory=settings.data_dir / "incoming",
                 now=now,
-                is_ours=is_ours("archives"),
-                wait_due=due.waiting_for("archives"),
+                schedule=schedule("archives", "archives"),
             ).run
         ),
         "sweeper": lambda: RunningChild(
@@ -288,7 +282,7 @@ def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks, due: DueW
                 revoked_keys_retention_s=settings.revoked_keys_retention_s,
                 reports_retention_s=settings.reports_retention_s,
                 reports_max=settings.reports_max,
-                is_ours=is_ours("sweeper"),
+                schedule=schedule("sweeper"),
             ).run
         ),
     }

@@ -22,8 +22,7 @@ import msgspec
 import structlog
 import trio
 
-from holdfast.actors.workers.due_work import WaitDue
-from holdfast.actors.workers.passes import always, repeat
+from holdfast.actors.workers.passes import ALWAYS, Schedule, repeat
 from holdfast.ledger.clock import Now, format_time
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import format_amount
@@ -78,8 +77,7 @@ class ArchiveWorker:
         directory: Path,
         now: Now,
         contents_bytes_max: int = CONTENTS_BYTES_MAX,
-        is_ours: Callable[[], bool] = always,
-        wait_due: WaitDue | None = None,
+        schedule: Schedule = ALWAYS,
     ) -> None:
         self._database = database
         self._store = store
@@ -87,8 +85,7 @@ class ArchiveWorker:
         self._directory = directory
         self._now = now
         self._contents_bytes_max = contents_bytes_max
-        self._is_ours = is_ours
-        self._wait_due = wait_due
+        self._schedule = schedule
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Make what was asked for until cancelled."""
@@ -97,9 +94,8 @@ class ArchiveWorker:
             self.make_next,
             every_s=LOOK_S,
             name="making of archives",
-            is_ours=self._is_ours,
             bound_s=MAKE_BOUND_S,
-            wait_due=self._wait_due,
+            schedule=self._schedule,
         )
 
     async def make_next(self) -> bool:

@@ -19,8 +19,7 @@ from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import DropInput, ExpireAssets, TaskReply
-from holdfast.actors.workers.due_work import WaitDue
-from holdfast.actors.workers.passes import always, repeat
+from holdfast.actors.workers.passes import ALWAYS, Schedule, repeat
 from holdfast.ledger.clock import Now
 from holdfast.persistence.claims.contents import (
     LEASE_S,
@@ -67,11 +66,9 @@ class AssetSweeper:
         tasks: Directory,
         store: AssetStore,
         now: Now,
-        is_ours: Callable[[], bool] = always,
-        wait_due: WaitDue | None = None,
+        schedule: Schedule = ALWAYS,
     ) -> None:
-        self._is_ours = is_ours
-        self._wait_due = wait_due
+        self._schedule = schedule
         self._database = database
         self._tasks = tasks
         self._store = store
@@ -90,9 +87,8 @@ class AssetSweeper:
             self.sweep,
             every_s=SWEEP_S,
             name="sweep of assets",
-            is_ours=self._is_ours,
             bound_s=SWEEP_BOUND_S,
-            wait_due=self._wait_due,
+            schedule=self._schedule,
         )
 
     async def sweep(self) -> Swept:

@@ -7,7 +7,6 @@ the next pass, of whichever process.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final, TypeVar
@@ -19,8 +18,7 @@ from holdfast.actors.account.messages import ClosingEnded, FinishClosing, Remove
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
-from holdfast.actors.workers.due_work import WaitDue
-from holdfast.actors.workers.passes import always, repeat
+from holdfast.actors.workers.passes import ALWAYS, Schedule, repeat
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
@@ -72,8 +70,7 @@ class ClosingWorker:
         card: CardProvider | None,
         now: Now,
         member_id: str,
-        is_ours: Callable[[], bool] = always,
-        wait_due: WaitDue | None = None,
+        schedule: Schedule = ALWAYS,
     ) -> None:
         self._database = database
         self._journal = journal
@@ -81,8 +78,7 @@ class ClosingWorker:
         self._card = card
         self._now = now
         self._member_id = member_id
-        self._is_ours = is_ours
-        self._wait_due = wait_due
+        self._schedule = schedule
         # Where the next pass continues, so that accounts which cannot be closed yet do not delay the others.
         self._after = _FIRST
 
@@ -93,9 +89,8 @@ class ClosingWorker:
             self.sweep,
             every_s=SWEEP_S,
             name="closing of accounts",
-            is_ours=self._is_ours,
             bound_s=SWEEP_BOUND_S,
-            wait_due=self._wait_due,
+            schedule=self._schedule,
         )
 
     async def sweep(self) -> bool:

@@ -31,7 +31,7 @@ from holdfast.actors.runtime.faults import AskFault, Crashed, StaleFence
 from holdfast.actors.runtime.refs import Directory, WorkerRef
 from holdfast.actors.task.messages import SlotFreed, TaskQueued, Wake
 from holdfast.actors.workers.due_work import DueWork
-from holdfast.actors.workers.passes import do_each, one_pass, repeat
+from holdfast.actors.workers.passes import Schedule, do_each, one_pass, repeat
 from holdfast.actors.workers.worker import Worker
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.dispatch import Silence
@@ -115,7 +115,7 @@ class Dispatcher(Worker):
         self._silences = silences
         self._assigns_slots = assigns_slots
         self._due = due
-        self._wait_tasks = None if due is None else due.waiting_for("tasks")
+        self._schedule = Schedule(wait_due=None if due is None else due.waiting_for("tasks"))
         # The tasks that occupy slots, by provider, with the time since which each is known to.
         self._occupied: dict[str, dict[str, float]] = {}
         # Providers for which tasks may be waiting: a new task must not overtake them.
@@ -224,12 +224,12 @@ class Dispatcher(Worker):
 
     async def _overdue_loop(self) -> None:
         await repeat(
-            self.wake_overdue, every_s=OVERDUE_CHECKS_APART_S, name="overdue tasks", wait_due=self._wait_tasks
+            self.wake_overdue, every_s=OVERDUE_CHECKS_APART_S, name="overdue tasks", schedule=self._schedule
         )
 
     async def _deadline_loop(self) -> None:
         await repeat(
-            self.wake_past_deadline, every_s=DEADLINE_CHECKS_APART_S, name="deadlines", wait_due=self._wait_tasks
+            self.wake_past_deadline, every_s=DEADLINE_CHECKS_APART_S, name="deadlines", schedule=self._schedule
         )
 
     async def assign_freed(self) -> None:

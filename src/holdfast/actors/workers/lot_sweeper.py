@@ -19,8 +19,7 @@ from holdfast.actors.account.messages import AnnounceExpiry, ExpireLots, LotsExp
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
-from holdfast.actors.workers.due_work import WaitDue
-from holdfast.actors.workers.passes import always, do_each, repeat
+from holdfast.actors.workers.passes import ALWAYS, Schedule, do_each, repeat
 from holdfast.ledger.clock import Now
 from holdfast.persistence.claims.coupons import overdue_claims
 from holdfast.persistence.claims.lots import accounts_to_notify, accounts_with_expired_lots
@@ -50,30 +49,30 @@ class LotSweeper:
         database: Database,
         accounts: Directory,
         now: Now,
-        is_ours: Callable[[], bool] = always,
-        wait_lots: WaitDue | None = None,
-        wait_claims: WaitDue | None = None,
+        lots: Schedule = ALWAYS,
+        claims: Schedule = ALWAYS,
+        notices: Schedule = ALWAYS,
     ) -> None:
         self._database = database
         self._accounts = accounts
         self._now = now
-        self._is_ours = is_ours
-        self._wait_lots = wait_lots
-        self._wait_claims = wait_claims
+        self._lots = lots
+        self._claims = claims
+        self._notices = notices
         # Where the next pass continues, so that accounts which do not answer do not delay the others.
         self._after: dict[Callable[..., object], str] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Sweep every few seconds, and notify owners every ten minutes, until cancelled."""
         passes = {
-            "sweep of lots": (self.sweep, SWEEP_S, self._wait_lots),
-            "sweep of coupons": (self.redeem, SWEEP_S, self._wait_claims),
-            "notices of expiry": (self.notify, NOTIFY_S, None),
+            "sweep of lots": (self.sweep, SWEEP_S, self._lots),
+            "sweep of coupons": (self.redeem, SWEEP_S, self._claims),
+            "notices of expiry": (self.notify, NOTIFY_S, self._notices),
         }
         async with trio.open_nursery() as nursery:
-            for name, (work, every_s, wait_due) in passes.items():
-                again = partial(repeat, every_s=every_s, name=name, wait_due=wait_due)
-                nursery.start_soon(partial(again, work, is_ours=self._is_ours, bound_s=SWEEP_BOUND_S))
+            for name, (work, every_s, schedule) in passes.items():
+                again = partial(repeat, every_s=every_s, name=name, bound_s=SWEEP_BOUND_S, schedule=schedule)
+                nursery.start_soon(again, work)
             task_status.started()
 
     async def sweep(self) -> bool:

@@ -86,6 +86,22 @@ def always() -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When a worker does its passes: none while ``is_ours`` returns False, because another process does the work.
+
+    With ``wait_due``, which returns within :data:`LOOK_S` once there may be something to do, the last part of each
+    pause is a wait for that: so the pause has its length at most after something has become due, and is longer only
+    while nothing is.
+    """
+
+    is_ours: Callable[[], bool] = always
+    wait_due: Callable[[], Awaitable[None]] | None = None
+
+
+ALWAYS: Final = Schedule()
+
+
 async def do_each(do: Callable[[T], Awaitable[object]], all_of: Iterable[T], *, concurrent_max: int) -> None:
     """Call ``do`` with each of them, so many at a time."""
     limiter = trio.CapacityLimiter(concurrent_max)
@@ -104,23 +120,19 @@ async def repeat(
     *,
     every_s: float,
     name: str,
-    is_ours: Callable[[], bool] = always,
     bound_s: float = 0.0,
-    wait_due: Callable[[], Awaitable[None]] | None = None,
+    schedule: Schedule = ALWAYS,
 ) -> NoReturn:
     """Call ``work`` forever, with a pause of ``every_s`` unless it returns True: then more is due.
 
-    With ``wait_due``, which returns within :data:`LOOK_S` once there may be something to do, the last part of the
-    pause is a wait for that: so the pause is ``every_s`` at most after something has become due, and longer only
-    while nothing is.
-
-    Each call is a pass, which may take ``bound_s``. There is none while ``is_ours`` returns False, because another
-    process does the work. While the database is away the work is postponed; a later call finds it in the rows.
+    Each call is a pass, which may take ``bound_s``. While the database is away the work is postponed; a later call
+    finds it in the rows.
     """
+    wait_due = schedule.wait_due
     pause_s = every_s if wait_due is None else max(0.0, every_s - LOOK_S)
     while True:
         try:
-            if is_ours():
+            if schedule.is_ours():
                 with one_pass(name, bound_s=bound_s):
                     is_more_due = await work()
                 if is_more_due is True:

@@ -6,7 +6,6 @@ it was installed get their receipts first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -14,8 +13,7 @@ from typing import Final
 import structlog
 import trio
 
-from holdfast.actors.workers.due_work import WaitDue
-from holdfast.actors.workers.passes import always, repeat
+from holdfast.actors.workers.passes import ALWAYS, Schedule, repeat
 from holdfast.ledger.clock import Now
 from holdfast.ledger.receipts import ReceiptTerms, issue_receipts
 from holdfast.persistence.claims.receipts import BEGINNING, LedgerPlace, read_due, store_receipts
@@ -45,14 +43,12 @@ class ReceiptsWorker:
         database: Database,
         terms: ReceiptTerms,
         now: Now,
-        is_ours: Callable[[], bool] = always,
-        wait_due: WaitDue | None = None,
+        schedule: Schedule = ALWAYS,
     ) -> None:
         self._database = database
         self._terms = terms
         self._now = now
-        self._is_ours = is_ours
-        self._wait_due = wait_due
+        self._schedule = schedule
         self._after = BEGINNING
         self._late_at = self._whole_at = now()
 
@@ -63,9 +59,8 @@ class ReceiptsWorker:
             self.issue,
             every_s=PASS_S,
             name="receipts",
-            is_ours=self._is_ours,
             bound_s=PASS_BOUND_S,
-            wait_due=self._wait_due,
+            schedule=self._schedule,
         )
 
     async def issue(self) -> bool:

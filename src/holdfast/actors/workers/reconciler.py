@@ -6,7 +6,7 @@ processes share the work, and a claim whose process dies lapses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -14,9 +14,8 @@ import structlog
 import trio
 
 from holdfast.actors.runtime.faults import AskFault, Crashed
-from holdfast.actors.workers.due_work import WaitDue
 from holdfast.actors.workers.order_checks import OrderChecks
-from holdfast.actors.workers.passes import always, do_each, repeat
+from holdfast.actors.workers.passes import ALWAYS, Schedule, do_each, repeat
 from holdfast.persistence.claims.orders import Due, claim_due
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database import Database
@@ -41,11 +40,9 @@ class OrderWorker:
         *,
         database: Database,
         order_checks: OrderChecks,
-        is_ours: Callable[[], bool] = always,
-        wait_due: WaitDue | None = None,
+        schedule: Schedule = ALWAYS,
     ) -> None:
-        self._is_ours = is_ours
-        self._wait_due = wait_due
+        self._schedule = schedule
         self._database = database
         self._order_checks = order_checks
 
@@ -56,9 +53,8 @@ class OrderWorker:
             self._poll,
             every_s=TICK_S,
             name="check of due orders",
-            is_ours=self._is_ours,
             bound_s=CHECKS_BOUND_S,
-            wait_due=self._wait_due,
+            schedule=self._schedule,
         )
 
     async def _poll(self) -> bool:

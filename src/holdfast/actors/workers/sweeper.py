@@ -7,7 +7,7 @@ from collections.abc import Callable
 import structlog
 import trio
 
-from holdfast.actors.workers.passes import always, repeat
+from holdfast.actors.workers.passes import ALWAYS, Schedule, repeat
 from holdfast.ledger.clock import Now
 from holdfast.ledger.sign_in_codes import PROVEN_FOR
 from holdfast.ledger.tasks.webhook_secrets import OVERLAP_S
@@ -46,9 +46,9 @@ class Sweeper:
         revoked_keys_retention_s: int,
         reports_retention_s: int,
         reports_max: int,
-        is_ours: Callable[[], bool] = always,
+        schedule: Schedule = ALWAYS,
     ) -> None:
-        self._is_ours = is_ours
+        self._schedule = schedule
         self._database = database
         self._now = now
         self._retention_s = {
@@ -74,7 +74,7 @@ class Sweeper:
         """Sweep once a minute until cancelled, the first time a minute after the start."""
         task_status.started()
         await trio.sleep(SWEEP_S)
-        await repeat(self.sweep, every_s=SWEEP_S, name="sweep", is_ours=self._is_ours, bound_s=SWEEP_BOUND_S)
+        await repeat(self.sweep, every_s=SWEEP_S, name="sweep", schedule=self._schedule, bound_s=SWEEP_BOUND_S)
 
     async def sweep(self) -> dict[str, int]:
         """Delete expired rows and return their number by kind. Raises ``DatabaseAway``."""
