@@ -26,8 +26,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import new_otp_id
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.rows import SessionRevokedRow
-from holdfast_console.account.access import cookie_name, set_cookie
-from holdfast_console.account.sign_in import EVENTS, SIGN_IN, SIGNED_IN_AGAIN
+from holdfast_console.account.sign_in import ACCOUNT_COOKIE, EVENTS, SIGN_IN, SIGNED_IN_AGAIN
 from holdfast_console.account.site import NAVIGATION, SITE
 from holdfast_console.forms import MESSAGE_COOKIE
 
@@ -73,7 +72,7 @@ class AccountReader(PageReader):
 
     def take_cookie(self, token: str) -> None:
         """Have the cookie of a session."""
-        self.headers = {**self.headers, "Cookie": f"{cookie_name(self.stage.deps.settings)}={token}"}
+        self.headers = {**self.headers, "Cookie": f"{ACCOUNT_COOKIE.name_for(self.stage.deps.settings)}={token}"}
 
 
 @pytest.fixture
@@ -199,7 +198,7 @@ async def test_a_code_begins_a_session_and_leads_back(api: Api) -> None:
 
 def test_with_tls_only_this_host_gets_the_cookie(stage: Stage) -> None:
     stage.configure(public_url="https://holdfast.example")
-    name, cookie = set_cookie("hst_1", 60, stage.deps.settings)
+    name, cookie = ACCOUNT_COOKIE.header("hst_1", 60, stage.deps.settings)
     assert (name, cookie.partition("=")[0]) == ("Set-Cookie", "__Host-holdfast_account")
     assert cookie.endswith("; Path=/; Max-Age=60; HttpOnly; SameSite=Lax; Secure")
 

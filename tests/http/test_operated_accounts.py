@@ -11,7 +11,7 @@ from tests.clients import ok, refused
 from holdfast.actors.account.messages import AdjustCredit, CreditChanged, SetAccess
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.kit.operator_access import begin_session
-from holdfast.http.kit.operators import cookie_name
+from holdfast.http.kit.operators import OPERATOR_COOKIE
 from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records import tables
@@ -179,7 +179,7 @@ async def test_a_disabled_operators_browser_session_is_refused(api: Api) -> None
     email = f"{api.account_id}@example.com"
     api.configure(operators=(email,))
     cookie, _ = await begin_session(api.deps, email, "unknown")
-    heads = {"Cookie": f"{cookie_name(api.deps.settings)}={cookie}"}
+    heads = {"Cookie": f"{OPERATOR_COOKIE.name_for(api.deps.settings)}={cookie}"}
     assert (await api.call("GET", "/ops/api/session", headers=heads)).status_code == 200
     await api.write(tables.accounts.update().values(disabled_at=api.now - timedelta(days=1)))
     refused(await api.call("GET", "/ops/api/session", headers=heads), 403, "account_disabled")

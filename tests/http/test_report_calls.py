@@ -20,7 +20,7 @@ from holdfast.http.endpoints.operators import reports as endpoint
 from holdfast.http.endpoints.operators.reports import event_stream
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.operator_access import begin_session, end_session
-from holdfast.http.kit.operators import cookie_name
+from holdfast.http.kit.operators import OPERATOR_COOKIE
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.kit.waiting import STREAM_S
 from holdfast.ledger.clock import utc_now
@@ -285,7 +285,7 @@ async def test_a_stream_ends_with_its_session(api: Api, monkeypatch: pytest.Monk
     async with AsyncExitStack() as stack:
         base = await stack.enter_async_context(serving(api))
         cookie, session = await begin_session(api.deps, email, "192.0.2.1")
-        name = cookie_name(api.deps.settings)
+        name = OPERATOR_COOKIE.name_for(api.deps.settings)
         reader = await stack.enter_async_context(reading(base, None, Cookie=f"{name}={cookie}"))
         emit(api)
         assert await reader.keys(1) == ["acct_1"]

@@ -18,9 +18,8 @@ from holdfast.http.endpoints.leaving import (
 from holdfast.http.kit.calls import Auth
 from holdfast.http.schemas.common import AccountBody
 from holdfast.ledger.refusals import Refusal
-from holdfast_console.account.access import set_cookie
 from holdfast_console.account.settings import SETTINGS
-from holdfast_console.account.sign_in import SIGN_IN
+from holdfast_console.account.sign_in import ACCOUNT_COOKIE, SIGN_IN
 from holdfast_console.formats import code_digits, minute_text
 from holdfast_console.forms import Message
 from holdfast_console.rendering import Html, Redirect
@@ -93,5 +92,5 @@ async def delete(visit: Visit) -> ViewResult:
         return done
     assert isinstance(done, ClosingBody)
     text = f"Your account will be deleted on {minute_text(done.closes_at)}. Sign in before then to keep it."
-    headers = (set_cookie("", 0, visit.call.deps.settings),)
+    headers = (ACCOUNT_COOKIE.end_header(visit.call.deps.settings),)
     return Redirect(SIGN_IN, Message(text, is_failure=False), headers=headers)

@@ -9,9 +9,9 @@ from typing import Final
 from holdfast.http.endpoints.sign_in import request_code, sign_out, verify_code
 from holdfast.http.endpoints.tasks.following import stream_account
 from holdfast.http.kit.calls import Auth
+from holdfast.http.kit.session_cookies import SessionCookie
 from holdfast.http.schemas.common import CodeSent, Verified
 from holdfast.ledger.refusals import Refusal
-from holdfast_console.account.access import read_cookie, set_cookie
 from holdfast_console.formats import code_digits, duration_text
 from holdfast_console.forms import FORM_BYTES_MAX, RETURN_FIELD, FormAttempt, Message, local_path
 from holdfast_console.rendering import Again, Html, Redirect, static_response
@@ -20,6 +20,9 @@ from holdfast_console.views import ViewResult, ViewTable, Visit
 ROOT: Final = "/account"
 SIGN_IN: Final = f"{ROOT}/sign-in"
 EVENTS: Final = f"{ROOT}/events"
+
+ACCOUNT_COOKIE: Final = SessionCookie("holdfast_account", "Lax", "accounts' csrf tokens")
+"""Sent with links from elsewhere too, so that a payment's page may lead back here."""
 
 KEPT: Final = "kept."
 """What the names of a kept form's fields begin with."""
@@ -72,7 +75,7 @@ def sign_in_form(
 async def show_sign_in(visit: Visit) -> ViewResult:
     """The form; who is signed in already goes on."""
     return_to, call = local_path(visit.parameter("return_to"), ROOT), visit.call
-    token = read_cookie(call.request.cookies, call.deps.settings)
+    token = ACCOUNT_COOKIE.read(call.request.cookies, call.deps.settings)
     if token is not None and not isinstance(await call.identify_session(token), Refusal):
         return Redirect(return_to)
     return sign_in_form(return_to)
@@ -106,7 +109,7 @@ async def take_sign_in(visit: Visit) -> ViewResult:
     if isinstance(begun, Refusal):
         return shown(refusal=begun)
     assert isinstance(begun, Verified)
-    headers = (set_cookie(begun.session.token, settings.session_ttl_s, settings),)
+    headers = (ACCOUNT_COOKIE.header(begun.session.token, settings.session_ttl_s, settings),)
     if not kept:
         message = Message(KEPT_ACCOUNT, is_failure=False) if begun.account_kept else None
         return Redirect(return_to, message, headers=headers)
@@ -123,7 +126,7 @@ async def leave(visit: Visit) -> ViewResult:
     if isinstance(done, Refusal):
         return done
     ended = Message("You are signed out.", is_failure=False)
-    return Redirect(SIGN_IN, ended, headers=(set_cookie("", 0, visit.call.deps.settings),))
+    return Redirect(SIGN_IN, ended, headers=(ACCOUNT_COOKIE.end_header(visit.call.deps.settings),))
 
 
 @view(EVENTS, auth=Auth.SESSION)

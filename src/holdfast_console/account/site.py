@@ -10,12 +10,16 @@ from urllib.parse import urlencode
 from holdfast.http.kit.credentials import MISSING_CREDENTIALS
 from holdfast.http.kit.operators import READING, refuse_cross_origin
 from holdfast.ledger.refusals import Refusal
-from holdfast_console.account.access import STALE_FORM, csrf_token, is_csrf_token, read_cookie
-from holdfast_console.account.sign_in import EVENTS, ROOT, kept_fields, sign_in_form
+from holdfast_console.account.sign_in import ACCOUNT_COOKIE, EVENTS, ROOT, kept_fields, sign_in_form
 from holdfast_console.forms import RETURN_FIELD, local_path
 from holdfast_console.rendering import Redirect
 from holdfast_console.sites import Site
 from holdfast_console.views import PageCall, ViewResult, Visit
+
+STALE_FORM: Final = Refusal(
+    code="invalid_csrf_token",
+    message="Nothing was done, since the form was of a session that has ended. Look at it, and send it again.",
+)
 
 
 class NavigationEntry(NamedTuple):
@@ -65,13 +69,13 @@ class AccountSite(Site):
         refusal = refuse_cross_origin(request.method, request.headers, settings, has_cookie=True)
         if refusal is not None:
             return refusal
-        token = read_cookie(request.cookies, settings)
+        token = ACCOUNT_COOKIE.read(request.cookies, settings)
         if token is None:
             return MISSING_CREDENTIALS
         session = await call.identify_session(token)
         if isinstance(session, Refusal):
             return session
-        is_own = request.method in READING or is_csrf_token(call.csrf_token(), token, settings)
+        is_own = request.method in READING or ACCOUNT_COOKIE.is_csrf_token(call.csrf_token(), token, settings)
         return None if is_own else STALE_FORM
 
     async def frame(self, visit: Visit) -> Mapping[str, Any]:
@@ -81,7 +85,7 @@ class AccountSite(Site):
             "section": "/".join(call.address.partition("?")[0].split("/", 3)[:3]),
             "navigation": self._navigation,
             "session": call.session,
-            "csrf_token": csrf_token(call.token, call.deps.settings),
+            "csrf_token": ACCOUNT_COOKIE.csrf_token(call.token, call.deps.settings),
             "is_production": call.deps.settings.is_production,
             "live": {"events": EVENTS},
             "page": self._existing,

@@ -13,7 +13,7 @@ from holdfast.http.endpoints.operators.session import (
 )
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.operator_access import session_of
-from holdfast.http.kit.operators import read_cookie
+from holdfast.http.kit.operators import OPERATOR_COOKIE
 from holdfast.http.kit.reference import OPERATORS
 from holdfast.http.kit.routes import Handler
 from holdfast.http.schemas.common import CodeSent
@@ -46,7 +46,7 @@ async def sign_in_page(visit: Visit) -> ViewResult:
     """The forms; an operator who is signed in already goes on."""
     return_to = local_path(visit.parameter("return_to"), "/ops")
     call = visit.call
-    cookie = read_cookie(call.request.cookies, call.deps.settings)
+    cookie = OPERATOR_COOKIE.read(call.request.cookies, call.deps.settings)
     if cookie is not None and not isinstance(await session_of(call.deps, cookie, call.origin()), Refusal):
         return Redirect(return_to)
     return _page(return_to)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from holdfast.http.kit.operators import csrf_token, read_cookie
+from holdfast.http.kit.operators import OPERATOR_COOKIE
 from holdfast.ledger.refusals import Refusal
 from holdfast_console.operators.action_forms import form_of
 from holdfast_console.operators.frame import Frame, section_of
@@ -26,12 +26,12 @@ class OperatorsSite(Site):
     async def frame(self, visit: Visit) -> Mapping[str, Any]:
         """Return the navigation with what waits, and the operator."""
         deps, request = visit.call.deps, visit.call.request
-        cookie = read_cookie(request.cookies, deps.settings)
+        cookie = OPERATOR_COOKIE.read(request.cookies, deps.settings)
         return {
             "section": section_of(request.path),
             "navigation": await deps.state(Frame).navigation(deps),
             "operator": visit.call.operator,
-            "csrf_token": "" if cookie is None else csrf_token(cookie, deps.settings),
+            "csrf_token": "" if cookie is None else OPERATOR_COOKIE.csrf_token(cookie, deps.settings),
             "is_production": deps.settings.is_production,
             "live": {"live-s": LIVE_S},
         }

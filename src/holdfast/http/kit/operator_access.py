@@ -19,14 +19,13 @@ from holdfast.http.kit.credentials import (
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.operators import (
     INVALID_CSRF_TOKEN,
+    OPERATOR_COOKIE,
     READING,
     TOKEN_OPERATOR,
     Operator,
     cookie_mac,
-    is_csrf_token,
     new_session,
     operator_of,
-    read_cookie,
     refuse_cross_origin,
 )
 from holdfast.http.kit.requests import HoldfastRequest
@@ -55,7 +54,7 @@ async def identify(
     is no operator's).
     """
     settings, headers = deps.settings, request.headers
-    authorization, cookie = headers.getlist("Authorization"), read_cookie(request.cookies, settings)
+    authorization, cookie = headers.getlist("Authorization"), OPERATOR_COOKIE.read(request.cookies, settings)
     has_cookie = cookie is not None and not authorization
     refusal = refuse_cross_origin(request.method, headers, settings, has_cookie=has_cookie)
     if refusal is not None:
@@ -65,7 +64,7 @@ async def identify(
     session = await session_of(deps, cookie, origin)
     if isinstance(session, Refusal):
         return session
-    if request.method not in READING and not is_csrf_token(csrf_token, cookie, settings):
+    if request.method not in READING and not OPERATOR_COOKIE.is_csrf_token(csrf_token, cookie, settings):
         return INVALID_CSRF_TOKEN
     return operator_of(session.operator, "cookie", settings)
 

@@ -11,17 +11,16 @@ The settings decide the role at each request, so an operator who is no longer li
 
 from __future__ import annotations
 
-import base64
 import hmac
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from werkzeug.datastructures import Headers
 
+from holdfast.http.kit.session_cookies import SessionCookie
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records.operator_tables import OperatorSession
 from holdfast.settings.settings import Settings
@@ -60,23 +59,11 @@ def operator_of(name: str, credential: OperatorCredential, settings: Settings) -
 READING: Final = frozenset({"GET", "HEAD"})
 """The methods that change nothing."""
 CSRF_HEADER: Final = "X-CSRF-Token"
-_COOKIE: Final = "holdfast_operator"
-_COOKIE_CHARS_MAX: Final = 128
+OPERATOR_COOKIE: Final = SessionCookie("holdfast_operator", "Strict", "operators' csrf tokens")
 
 INVALID_CSRF_TOKEN: Final = Refusal(
     code="invalid_csrf_token", message=f"The header {CSRF_HEADER} is not that of the session.", param=CSRF_HEADER
 )
-
-
-def cookie_name(settings: Settings) -> str:
-    """Return the cookie's name; the prefix makes browsers refuse it from other hosts, and without TLS."""
-    return f"__Host-{_COOKIE}" if has_tls(settings) else _COOKIE
-
-
-def read_cookie(cookies: Mapping[str, str], settings: Settings) -> str | None:
-    """Return the cookie of an operator's session, None without one."""
-    cookie = cookies.get(cookie_name(settings))
-    return cookie if cookie and len(cookie) <= _COOKIE_CHARS_MAX and cookie.isascii() else None
 
 
 def new_session(name: str, origin: str, at: datetime, settings: Settings) -> tuple[str, OperatorSession]:
@@ -86,38 +73,10 @@ def new_session(name: str, origin: str, at: datetime, settings: Settings) -> tup
     return cookie, OperatorSession(cookie_mac(cookie, settings), name, origin, at, expires_at)
 
 
-def set_cookie(cookie: str, settings: Settings) -> tuple[str, str]:
-    """Return the header that gives a browser the cookie; an empty one takes it back."""
-    ttl_s = settings.operator_session_ttl_s if cookie else 0
-    secure = "; Secure" if has_tls(settings) else ""
-    return (
-        "Set-Cookie",
-        f"{cookie_name(settings)}={cookie}; Path=/; Max-Age={ttl_s}; HttpOnly; SameSite=Strict{secure}",
-    )
-
-
 def cookie_mac(cookie: str, settings: Settings) -> bytes:
     """Return what the database has of a cookie. Its key changes with the operators' token."""
     key = settings.derived_key("operators' sessions " + settings.operator_token)
     return hmac.digest(key, cookie.encode(), "sha256")
-
-
-def csrf_token(cookie: str, settings: Settings) -> str:
-    """Return the token that a page of this session sends with each change."""
-    mac = hmac.digest(settings.derived_key("operators' csrf tokens"), cookie.encode(), "sha256")
-    return base64.urlsafe_b64encode(mac).rstrip(b"=").decode()
-
-
-def is_csrf_token(sent: str | None, cookie: str, settings: Settings) -> bool:
-    """Compare in constant time."""
-    return sent is not None and hmac.compare_digest(
-        sent.encode(errors="replace"), csrf_token(cookie, settings).encode()
-    )
-
-
-def has_tls(settings: Settings) -> bool:
-    """Whether browsers reach the service by TLS."""
-    return (settings.public_url or "").startswith("https:")
 
 
 class SeenSessions:

@@ -11,15 +11,13 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.operator_access import begin_session, end_session, sign_in_by_token
 from holdfast.http.kit.operators import (
     NOT_AN_OPERATOR,
+    OPERATOR_COOKIE,
     Operator,
     OperatorCredential,
     OperatorRole,
-    csrf_token,
     operator_of,
-    read_cookie,
     refuse_cross_origin,
     role_of,
-    set_cookie,
 )
 from holdfast.http.kit.routes import BodyResponse, Outcome
 from holdfast.http.schemas.common import CodeRequest, CodeSent, VerifyRequest
@@ -122,7 +120,11 @@ async def sign_in_with_code(call: Call) -> Outcome:
 async def read_operator_session(call: Call) -> Outcome:
     """Describes the operator of any credential."""
     assert call.operator is not None
-    cookie = read_cookie(call.request.cookies, call.deps.settings) if call.operator.credential == "cookie" else None
+    cookie = (
+        OPERATOR_COOKIE.read(call.request.cookies, call.deps.settings)
+        if call.operator.credential == "cookie"
+        else None
+    )
     return _body(call, call.operator, cookie)
 
 
@@ -135,11 +137,12 @@ async def read_operator_session(call: Call) -> Outcome:
 )
 async def sign_operator_out(call: Call) -> Outcome:
     """Without a cookie there is nothing to end."""
-    cookie = read_cookie(call.request.cookies, call.deps.settings)
+    cookie = OPERATOR_COOKIE.read(call.request.cookies, call.deps.settings)
     if cookie is not None:
         await end_session(call.deps, cookie)
     return BodyResponse(
-        OperatorSessionEnded(signed_out=cookie is not None), headers=(set_cookie("", call.deps.settings),)
+        OperatorSessionEnded(signed_out=cookie is not None),
+        headers=(OPERATOR_COOKIE.end_header(call.deps.settings),),
     )
 
 
@@ -151,11 +154,12 @@ def _signed_in(call: Call, cookie: str, name: str) -> Outcome:
     operator = operator_of(name, "cookie", call.deps.settings)
     if isinstance(operator, Refusal):
         return operator
-    return BodyResponse(_body(call, operator, cookie), headers=(set_cookie(cookie, call.deps.settings),))
+    header = OPERATOR_COOKIE.header(cookie, call.deps.settings.operator_session_ttl_s, call.deps.settings)
+    return BodyResponse(_body(call, operator, cookie), headers=(header,))
 
 
 def _body(call: Call, operator: Operator, cookie: str | None) -> OperatorSessionBody:
-    token = None if cookie is None else csrf_token(cookie, call.deps.settings)
+    token = None if cookie is None else OPERATOR_COOKIE.csrf_token(cookie, call.deps.settings)
     return OperatorSessionBody(
         operator=operator.name, role=operator.role, credential=operator.credential, csrf_token=token
     )
