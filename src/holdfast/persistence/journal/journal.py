@@ -98,7 +98,7 @@ class Journal:
         self._stopping = False
         self.is_accepting = False
         """Whether the journal runs, so that a unit submitted now can be written."""
-        self._accepting = trio.Event()
+        self._wait_accepting = trio.lowlevel.ParkingLot()
         self._has_ended = False
         self._blocked_since: float | None = None
         self._tried_at = -BLOCKED_S
@@ -120,7 +120,7 @@ class Journal:
     async def wait_accepting(self) -> None:
         """Return once it runs."""
         while not self.is_accepting:
-            await self._accepting.wait()
+            await self._wait_accepting.park()
 
     def submit(self, unit: Unit, author: Author) -> None:
         """Queue a unit; ``author.unit_ended`` is called with its result once that is known.
@@ -152,7 +152,7 @@ class Journal:
         try:
             await self._gate.wait_open()
             self.is_accepting = True
-            self._accepting.set()
+            self._wait_accepting.unpark_all()
             task_status.started()
             while True:
                 # Nothing yields from here until the writer waits: a cancellation finds units in the queue or at
@@ -170,7 +170,6 @@ class Journal:
         finally:
             self._has_ended = True
             self.is_accepting = False
-            self._accepting = trio.Event()
             self._refuse_queued("the journal stopped")
             self._writer.close()
 

@@ -43,9 +43,7 @@ class DatabaseGate:
         self._stalled: str | None = None
         self.is_open = False
         """Whether the database answered when it was last used or probed."""
-        self._opened = trio.Event()
-        self._closed = trio.Event()
-        self._closed.set()
+        self._changed = trio.lowlevel.ParkingLot()
         self._waiting: dict[trio.CancelScope, float] = {}
         self._timeouts = 0
         self._succeeded_at = -TIMEOUTS_SPAN_S
@@ -119,12 +117,12 @@ class DatabaseGate:
     async def wait_open(self) -> None:
         """Return once the gate is open."""
         while not self.is_open:
-            await self._opened.wait()
+            await self._changed.park()
 
     async def wait_closed(self) -> None:
         """Return once the gate is closed."""
         while self.is_open:
-            await self._closed.wait()
+            await self._changed.park()
 
     async def wait_closed_or_doubted(self) -> None:
         """Return once the gate is closed, or a timeout has requested a probe."""
@@ -137,17 +135,14 @@ class DatabaseGate:
         if should_be_open == self.is_open:
             return
         self.is_open = should_be_open
+        self._changed.unpark_all()
         if should_be_open:
             self.reason = ""
             self.take_outcome(None)
-            self._closed = trio.Event()
-            self._opened.set()
             metrics.DATABASE_UP.set(1)
             for scope, deadline in self._waiting.items():
                 scope.deadline = deadline
         else:
-            self._opened = trio.Event()
-            self._closed.set()
             self._doubted.set()
             metrics.DATABASE_UP.set(0)
             metrics.DATABASE_OUTAGES.inc()
