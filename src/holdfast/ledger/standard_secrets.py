@@ -1,4 +1,4 @@
-"""Secrets in the format of Standard Webhooks: ``whsec_`` and the base64 of a key of 16 to 128 bytes."""
+"""Secrets as keys of signatures: any text, or ``whsec_`` and the base64 of 16 to 128 bytes (Standard Webhooks)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from typing import Final
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - a prefix, not a secret
 KEY_MIN_BYTES: Final = 16
 KEY_MAX_BYTES: Final = 128
+
+
+def key_bytes(secret: bytes | str) -> bytes:
+    """Return a secret of any text as key bytes; a blank one counts as empty."""
+    raw = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
+    return raw if raw.strip() else b""
 
 
 def standard_secret(key: bytes) -> str:

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final, Literal
 
-from holdfast.ledger.standard_secrets import KEY_MAX_BYTES, KEY_MIN_BYTES, SECRET_PREFIX, standard_key
+from holdfast.ledger.standard_secrets import KEY_MAX_BYTES, KEY_MIN_BYTES, SECRET_PREFIX, key_bytes, standard_key
 
 SignatureVerdict = Literal["valid", "missing", "invalid", "expired"]
 """``expired`` is returned only for a signature that is otherwise right, so it reveals nothing to a forger."""
@@ -50,7 +50,7 @@ def sign(secret: bytes | str, body: bytes, *, at: int, key_name: str | None = No
 
     Raises ``ValueError`` for an empty secret, a negative time or an invalid key name.
     """
-    key = _key(secret)
+    key = key_bytes(secret)
     if not key:
         raise ValueError("the signing secret is empty")
     moment = str(at)
@@ -74,7 +74,7 @@ def verify_signature(header: str | None, body: bytes, secrets: Sequence[str], *,
     if len(moments) != 1 or not TIME.match(moments[0]) or len(digests) > SIGNATURES_MAX_COUNT:
         return "invalid"
     offered = [digest.encode("ascii") for digest in digests if _DIGEST.match(digest)]
-    expected = [_digest(key, moments[0], body) for key in map(_key, secrets) if key]
+    expected = [_digest(key, moments[0], body) for key in map(key_bytes, secrets) if key]
     return judge(expected, offered, moments[0], now)
 
 
@@ -105,12 +105,6 @@ def _fields(header: str) -> list[tuple[str, str]] | None:
         return None
     pairs = [part.partition("=") for part in header.split(",")]
     return [(name.strip(), value.strip()) for name, _, value in pairs]
-
-
-def _key(secret: bytes | str) -> bytes:
-    """Return the secret as key bytes; a blank one counts as empty."""
-    raw = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
-    return raw if raw.strip() else b""
 
 
 def _digest(key: bytes, moment: str, body: bytes) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from holdfast.actors.runtime.actor import TrioActor
-from holdfast.actors.runtime.mailbox import Envelope, SystemMessage
+from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.actors.runtime.refs import WorkerRef
 from holdfast.actors.workers.passes import one_pass
 
@@ -33,7 +33,7 @@ class Worker(TrioActor):
 
     async def stop(self) -> None:  # type: ignore[override]  # the tree awaits it
         """Stop once the mailbox is empty."""
-        self.actor_inbox.put_system(SystemMessage.STOP)
+        self._stop()
 
     async def _turn(self, envelope: Envelope) -> None:
         with one_pass(type(envelope.message).__name__):

@@ -20,6 +20,7 @@ import msgspec
 
 from holdfast.ledger.money import format_amount, parse_amount
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.standard_secrets import key_bytes
 
 SCHEME = "sandbox-payment.v1"
 SIGNATURE_HEADER: Final = "X-Sandbox-Payment-Signature"
@@ -82,7 +83,7 @@ def sign(secret: str | bytes, values: SandboxValues, *, event_id: str, at: int) 
 
     Raises ``ValueError`` for an empty secret, or values that no callback could repeat.
     """
-    key = _key(secret)
+    key = key_bytes(secret)
     if not key:
         raise ValueError("the signing secret is empty")
     if _amount_micro(values.amount) is None or _TIME.fullmatch(str(at)) is None:
@@ -106,7 +107,7 @@ def verify_sandbox(
     moment, offered = _parts(header)
     matched = False
     for secret in secrets:
-        key = _key(secret)
+        key = key_bytes(secret)
         expected = _digest(key or b"-", moment, values, event_id or "evt_none").encode()
         for digest in offered:
             matched |= hmac.compare_digest(expected, digest.encode()) and bool(key)
@@ -146,8 +147,3 @@ def _digest(key: bytes, moment: str, values: SandboxValues, event_id: str) -> st
 
 def _amount_micro(amount: str) -> int | None:
     return parse_amount(amount, decimals_max=AMOUNT_DECIMALS_MAX)
-
-
-def _key(secret: str | bytes) -> bytes:
-    raw = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
-    return raw if raw.strip() else b""

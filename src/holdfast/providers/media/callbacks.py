@@ -155,11 +155,11 @@ def parse_callback(provider: str, body: bytes) -> ProviderUpdate | Refusal:
         raw = _DECODER.decode(body)
     except msgspec.ValidationError as fault:
         reason, _, where = str(fault).partition(" - at `$.")
-        return _invalid(f"The callback is not an event: {reason}.", where.rstrip("`") or None)
+        return invalid_event(f"The callback is not an event: {reason}.", where.rstrip("`") or None)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _invalid("The callback is not JSON in UTF-8.")
+        return invalid_event("The callback is not JSON in UTF-8.")
     if raw.provider is not None and raw.provider != provider:
-        return _invalid("The callback names another provider than the one that signed it.", "provider")
+        return invalid_event("The callback names another provider than the one that signed it.", "provider")
     outputs = []
     for number, given in enumerate(raw.outputs or ()):
         output = _output(given, number)
@@ -167,7 +167,7 @@ def parse_callback(provider: str, body: bytes) -> ProviderUpdate | Refusal:
             return output
         outputs.append(output)
     if len({output.index for output in outputs}) != len(outputs):
-        return _invalid("Two outputs have the same index.", "outputs")
+        return invalid_event("Two outputs have the same index.", "outputs")
     return ProviderUpdate(
         source="callback",
         provider=provider,
@@ -202,14 +202,14 @@ def _output(given: _Output, number: int) -> Output | Refusal:
     if url is not None and url[:5].lower() == "data:":
         split = split_data_url(url)
         if split is None or data is not None:
-            return _invalid("A data URL must be base64, in an output without data.", f"{where}.url")
+            return invalid_event("A data URL must be base64, in an output without data.", f"{where}.url")
         url, data, content_type = None, split[1], content_type or split[0]
     if (url is None) == (data is None):
-        return _invalid("An output has a url or data, and not both.", where)
+        return invalid_event("An output has a url or data, and not both.", where)
     if url is not None and not re.match(r"https?://", url, re.IGNORECASE):
-        return _invalid("An output's url is http or https.", f"{where}.url")
+        return invalid_event("An output's url is http or https.", f"{where}.url")
     if data is not None and not _is_base64(data):
-        return _invalid("An output's data is base64.", f"{where}.data")
+        return invalid_event("An output's data is base64.", f"{where}.data")
     return Output(
         index=number if given.index is None else given.index,
         url=url,
@@ -263,5 +263,6 @@ def _moderation(raw: _Moderation | None) -> Moderation | None:
     return Moderation(flagged=raw.flagged, categories=tuple(word for word in words if word))
 
 
-def _invalid(message: str, param: str | None = None) -> Refusal:
+def invalid_event(message: str, param: str | None = None) -> Refusal:
+    """Return the refusal of a callback that is signed, and cannot be read."""
     return Refusal(code="invalid_event", message=message, param=param)

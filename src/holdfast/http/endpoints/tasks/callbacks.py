@@ -28,6 +28,7 @@ from holdfast.persistence.queries.tasks import task_by_id
 from holdfast.providers.media.callbacks import (
     BODY_MAX_BYTES,
     PURPOSE,
+    invalid_event,
     names_same_job,
     parse_callback,
     read_hook_query,
@@ -270,9 +271,9 @@ def _hosted_update(call: Call, config: ProviderConfig) -> ProviderUpdate | Refus
     try:
         prediction = read_prediction(call.raw)
         if not prediction.id:
-            return _invalid("The prediction has no id.", "id")
+            return invalid_event("The prediction has no id.", "id")
         if prediction.webhook is not None and not names_same_job(prediction.webhook, job, keys, config.name):
-            return _invalid("The prediction names another webhook than this one.", "webhook")
+            return invalid_event("The prediction names another webhook than this one.", "webhook")
         return update_of(
             prediction,
             source="callback",
@@ -283,7 +284,7 @@ def _hosted_update(call: Call, config: ProviderConfig) -> ProviderUpdate | Refus
             event_id=headers[STANDARD_ID_HEADER],
         )
     except PredictionFault as fault:
-        return _invalid(f"The webhook cannot be read: {fault}.")
+        return invalid_event(f"The webhook cannot be read: {fault}.")
 
 
 def _container_update(call: Call, config: ProviderConfig) -> ProviderUpdate | Refusal:
@@ -300,7 +301,7 @@ def _container_update(call: Call, config: ProviderConfig) -> ProviderUpdate | Re
         prediction = read_prediction(call.raw)
         request_id, _, attempt = (prediction.id or "").rpartition(".")
         if not request_id or not attempt.isascii() or not attempt.isdigit() or len(attempt) > 9:
-            return _invalid(
+            return invalid_event(
                 f"The prediction's id {shown(prediction.id or '')} was not issued by this service.", "id"
             )
         update = update_of(
@@ -312,7 +313,7 @@ def _container_update(call: Call, config: ProviderConfig) -> ProviderUpdate | Re
             provider_ref=prediction.id or "",
         )
     except PredictionFault as fault:
-        return _invalid(f"The webhook cannot be read: {fault}.")
+        return invalid_event(f"The webhook cannot be read: {fault}.")
     if update.status in TERMINAL:
         return update
     # Containers send no event ids: updates of a running job are identified by their content.
@@ -328,7 +329,3 @@ def _shows_token(call: Call, config: ProviderConfig) -> bool:
     for secret in config.own_secrets:
         matched |= hmac.compare_digest(token.strip().encode("utf-8", "surrogatepass"), secret.encode())
     return matched and scheme.lower() == "bearer"
-
-
-def _invalid(message: str, param: str | None = None) -> Refusal:
-    return Refusal(code="invalid_event", message=message, param=param)
