@@ -28,9 +28,7 @@ from holdfast.ledger.ids import is_id
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, MemberId, Time
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.accounts import email_of_account
 from holdfast.persistence.queries.belonging import Belonging, what_belongs_to
-from holdfast.persistence.queries.finding import accounts_of_key
 from holdfast.persistence.queries.reports import reports_page
 from holdfast.persistence.queries.time_lines import (
     Source,
@@ -227,16 +225,11 @@ async def _with_account_of_lines(deps: Dependencies, belonging: Belonging, answe
     lines = [_fields_of(line) for answer in answers.by_member.values() for line in answer.lines]
     names = [each.get(name, "") for each in lines for name in ("account_id", "caller", "key")]
     account_id = next((each for each in names if each.startswith("acct_") and is_id(each)), None)
-    prefix = next((each["key_prefix"] for each in lines if each.get("key_prefix")), None)
-
-    def read(rows: Connection) -> Belonging:
-        found = account_id
-        if found is None and prefix is not None:
-            found = next((each.account_id for each in accounts_of_key(rows, prefix, 1)), None)
-        email = None if found is None else email_of_account(rows, found)
-        return belonging._replace(account_id=found, email=email)
-
-    return belonging if account_id is None and prefix is None else await deps.database.read(read)
+    named = account_id or next((each["key_prefix"] for each in lines if each.get("key_prefix")), None)
+    if named is None:
+        return belonging
+    account = await deps.state(_Belongings).find(deps, named)
+    return belonging._replace(account_id=account.account_id, email=account.email)
 
 
 def _of_rows(rows: Connection, belonging: Belonging, window: Window) -> list[FollowedEntry]:
