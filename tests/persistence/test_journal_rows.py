@@ -33,7 +33,6 @@ from holdfast.persistence.records import tables
 from holdfast.persistence.records.event_rows import AlertsRow, WebhookDeletedRow, WebhookRow
 from holdfast.persistence.records.key_rows import (
     ApiKeyLimitRow,
-    ApiKeyMakersRow,
     ApiKeyMoreLimitsRow,
     ApiKeyRecord,
     ApiKeyRevokedRow,
@@ -227,8 +226,7 @@ def hostile_values(t: Any, i: int) -> list[Any]:
         AssetsDeletedRow(a, f"gone{i}{t}"),
         AssetRow(a, r, 0, f"asset{i}{t}", t, 2**40, t, AT, AT),
         AssetsExpiryRow(a, r, later),
-        ApiKeyRow(key, f"secret{i}".encode()),
-        ApiKeyMakersRow(a, f"key{i}{t}", (t, "", "x,y", '{"', "\\")),
+        ApiKeyRow(key, f"secret{i}".encode(), (t, "", "x,y", '{"', "\\")),
         ApiKeyUsedRow(a, f"key{i}{t}", later),
         ApiKeyTermsRow(a, f"key{i}{t}", KeyTerms(t + "!", (), ("", t, '{"'), later, is_paused=True)),
         ApiKeyLimitRow(a, f"key{i}{t}", 2**40, "week", later, n),

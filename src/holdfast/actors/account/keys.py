@@ -45,7 +45,6 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal.units import Unit
 from holdfast.persistence.records.key_rows import (
     ApiKeyLimitRow,
-    ApiKeyMakersRow,
     ApiKeyMoreLimitsRow,
     ApiKeyRecord,
     ApiKeyRevokedRow,
@@ -149,7 +148,7 @@ class AccountKeys:
             if isinstance(taken, Refusal):
                 return self._units.refuse(command, taken)
             self.makers[key_id] = makers
-            made = (ApiKeyMakersRow(self._units.state.account_id, key_id, makers), *taken)
+            made = taken
         at, limit = self._now(), command.limit
         key = ApiKeyRecord(self._units.state.account_id, key_id, command.prefix, command.terms, created_at=at)
         key = key._replace(more_limits=command.more_limits)
@@ -164,7 +163,9 @@ class AccountKeys:
         if group_id is not None:
             made = (*made, self.groups.put(key_id, group_id))
         noted = self._units.noted(command, "api_key_created", key_id)
-        return self._units.change(command, key, rows=(ApiKeyRow(key, command.secret_sha256), *made, *noted))
+        return self._units.change(
+            command, key, rows=(ApiKeyRow(key, command.secret_sha256, makers or None), *made, *noted)
+        )
 
     async def _change_api_key(self, command: ChangeApiKey) -> Turn[None]:
         """Refuses: 1. a key that is not live here, or not the calling key's; 2. an unknown group; 3. more than

@@ -392,7 +392,6 @@ STATEMENTS: tuple[RowStatement, ...] = (
     RowStatement(tables.assets, rows.AssetsExpiryRow).update(["account_id", "request_id"]),
     RowStatement(tables.assets, rows.AssetsDeletedRow).delete(),
     RowStatement(tables.api_keys, key_rows.ApiKeyRow).insert(),
-    RowStatement(tables.api_keys, key_rows.ApiKeyMakersRow).update(),
     RowStatement(tables.api_keys, key_rows.ApiKeyTermsRow).update(),
     RowStatement(tables.api_keys, key_rows.ApiKeyLimitRow).update(),
     RowStatement(tables.api_keys, key_rows.ApiKeyMoreLimitsRow).update(),

@@ -38,18 +38,14 @@ class ApiKeyRecord(NamedTuple):
 
 
 class ApiKeyRow(JournaledRow, frozen=True):
-    """A new API key, with only the hash of its secret."""
+    """A new API key, with only the hash of its secret.
+
+    ``makers`` are the keys that have made it, one after the other, the last itself; None: the owner has.
+    """
 
     key: ApiKeyRecord
     secret_sha256: bytes
-
-
-class ApiKeyMakersRow(JournaledRow, frozen=True):
-    """The keys that have made a new one, one after the other: the last is the one that has made it itself."""
-
-    account_id: str
-    key_id: str
-    makers: tuple[str, ...]
+    makers: tuple[str, ...] | None = None
 
 
 class ApiKeyTermsRow(JournaledRow, frozen=True):
