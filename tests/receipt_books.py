@@ -11,7 +11,7 @@ import psycopg
 from sqlalchemy import Connection
 
 from holdfast.ledger.receipts import ReceiptSeller, ReceiptTerms, issue_receipts
-from holdfast.persistence.claims.receipts import BEGINNING, LedgerPlace, read_due, store_receipts
+from holdfast.persistence.claims.receipts import BEGINNING, LedgerPosition, read_due, store_receipts
 from holdfast.providers.card.base import micro_per_minor
 
 SELLER = ReceiptSeller("Ada's Pictures Ltd", ("1 Main Street", "London"), "GB123")
@@ -20,7 +20,7 @@ TERMS = ReceiptTerms("R-", SELLER, micro_per_minor)
 
 def issue_all(connection: Connection, terms: ReceiptTerms = TERMS, *, most: int = 250) -> int:
     """Issue every receipt that is due, as the worker does; return how many. For a connection in autocommit."""
-    after: LedgerPlace | None = BEGINNING
+    after: LedgerPosition | None = BEGINNING
     issued = 0
     while after is not None:
         due = read_due(connection, after, most=most)

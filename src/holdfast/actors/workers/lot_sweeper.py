@@ -88,12 +88,12 @@ class LotSweeper:
         return await self._next(accounts_to_notify, str, self._announce)
 
     async def _next(
-        self, find: Callable[..., list[T]], place_of: Callable[[T], str], do: Callable[[T], Awaitable[None]]
+        self, find: Callable[..., list[T]], position_of: Callable[[T], str], do: Callable[[T], Awaitable[None]]
     ) -> bool:
         after = self._after.get(find, "")
         due = await self._database.read(find, self._now(), after=after, most=ACCOUNTS_MAX)
         is_more_due = len(due) == ACCOUNTS_MAX
-        self._after[find] = place_of(due[-1]) if is_more_due else ""
+        self._after[find] = position_of(due[-1]) if is_more_due else ""
         await do_each(do, due, concurrent_max=CONCURRENT_MAX)
         return is_more_due
 

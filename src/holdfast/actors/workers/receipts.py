@@ -16,7 +16,7 @@ import trio
 from holdfast.actors.workers.passes import ALWAYS, Schedule, repeat
 from holdfast.ledger.clock import Now
 from holdfast.ledger.receipts import ReceiptTerms, issue_receipts
-from holdfast.persistence.claims.receipts import BEGINNING, LedgerPlace, read_due, store_receipts
+from holdfast.persistence.claims.receipts import BEGINNING, LedgerPosition, read_due, store_receipts
 from holdfast.persistence.server.database import Database
 
 log = structlog.get_logger(__name__)
@@ -82,12 +82,12 @@ class ReceiptsWorker:
         self._after = due.next_after or self._start_again()
         return due.next_after is not None
 
-    def _start_again(self) -> LedgerPlace:
+    def _start_again(self) -> LedgerPosition:
         now = self._now()
         if now - self._whole_at >= timedelta(seconds=WHOLE_EVERY_S):
             self._whole_at = self._late_at = now
             return BEGINNING
         if now - self._late_at >= timedelta(seconds=LATE_EVERY_S):
             self._late_at = now
-            return LedgerPlace(now - timedelta(seconds=LATE_S))
-        return LedgerPlace(now - timedelta(seconds=OVERLAP_S))
+            return LedgerPosition(now - timedelta(seconds=LATE_S))
+        return LedgerPosition(now - timedelta(seconds=OVERLAP_S))

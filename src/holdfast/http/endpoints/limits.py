@@ -175,7 +175,7 @@ def _key_limit(limit: Limit, spending: Spending | None) -> KeyLimit:
 
 
 def in_order(limit: Limit) -> tuple[int, tuple[str, ...]]:
-    """Return the place of a limit among those of a key: by its window, for every model before others."""
+    """Return what the limits of a key are sorted by: the window, and for every model before others."""
     return WINDOWS.index(limit.window), limit.models
 
 

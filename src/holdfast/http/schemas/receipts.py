@@ -147,7 +147,7 @@ def totals_body(months: list[MonthOfReceipts]) -> ReceiptTotals:
 
 
 def position_of_receipt(receipt: Receipt) -> Position:
-    """Return a receipt's position in a list of receipts; its id is its place in the series."""
+    """Return a receipt's position in a list of receipts; its id is its number in the series."""
     return Position(receipt.issued_at, str(receipt.sequence))
 
 
@@ -165,8 +165,8 @@ def read_page(
         return invalid_parameter(MONTH.name, "must be a month YYYY-MM", month)
     if isinstance(sequence, Refusal):
         return sequence
-    place = None if after is None else (after.created_at, sequence)
-    return read(rows, *account_id, after=place, filters=filters, **options)
+    position = None if after is None else (after.created_at, sequence)
+    return read(rows, *account_id, after=position, filters=filters, **options)
 
 
 Cell: TypeAlias = Callable[[Receipt], str | int | None]

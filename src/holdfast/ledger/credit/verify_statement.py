@@ -135,9 +135,9 @@ def time_of(text: str | None) -> datetime | None:
 
 
 class OperationLine(NamedTuple):
-    """A line with an operation: its place in the file, its JSON, its hash as it states it, and what is checked."""
+    """A line with an operation: its number in the file, its JSON, its hash as it states it, and what is checked."""
 
-    place: int
+    line: int
     content: bytes
     hash: str
     account_id: str
@@ -162,7 +162,7 @@ class Check:
         self.first: dict[str, Any] = {}
         self.end: dict[str, Any] = {}
         self.end_line = (b"", b"")
-        self.place = 0
+        self.lines = 0
         self.unreadable = 0  # lines that are none since the last one that was read
         self.gaps: list[range] = []
         try:
@@ -194,16 +194,16 @@ class Check:
         """Yield the lines without their ends; say if an end, or the beginning, is not the service's."""
         returns = 0
         while line := file.readline(LINE_BYTES_MAX):
-            self.place += 1
-            if self.place == 1 and line.startswith(b"\xef\xbb\xbf"):
+            self.lines += 1
+            if self.lines == 1 and line.startswith(b"\xef\xbb\xbf"):
                 self.found("The file begins with a byte order mark: a program has saved it again.")
                 line = line[3:]
             if not line.endswith(b"\n"):
-                self.found(f"Line {self.place} is cut off: no line feed ends it.")
+                self.found(f"Line {self.lines} is cut off: no line feed ends it.")
             elif line.endswith(b"\r\n"):
                 returns += 1
                 if returns == 1:
-                    self.found(f"Line {self.place} ends with CR LF, not LF: a program has saved the file again.")
+                    self.found(f"Line {self.lines} ends with CR LF, not LF: a program has saved the file again.")
                 line = line[:-2]
             yield line[:-1] if line.endswith(b"\n") else line
 
@@ -213,20 +213,20 @@ class Check:
             match, end = OPERATION.fullmatch(line), END.fullmatch(line)
             values: Any = json_of(match[1]) if match else None
             if self.end:
-                self.found(f"Line {self.place} was added: it follows the last line of the statement.")
+                self.found(f"Line {self.lines} was added: it follows the last line of the statement.")
                 return
             if match and is_operation(values):
                 account_id, number, _, _, _, postings, balance, held, *_ = values
                 checked, unreadable, self.unreadable = (account_id, number, postings), self.unreadable, 0
-                yield OperationLine(self.place, match[1], match[2].decode(), *checked, (balance, held), unreadable)
+                yield OperationLine(self.lines, match[1], match[2].decode(), *checked, (balance, held), unreadable)
             elif end and (fields := object_of(END, line, END_FIELDS)):
                 self.end, self.end_line = fields, (end[1], end[2])
             else:
                 self.unreadable += 1
-                self.found(f"Line {self.place} is not a line of a statement: it was altered, added or cut off.")
+                self.found(f"Line {self.lines} is not a line of a statement: it was altered, added or cut off.")
 
     def check_operations(self, operations: Iterator[OperationLine]) -> None:
-        """Check the place of each operation and, if it is the next one, that it follows from the one before it."""
+        """Check the order of the operations, and that each which comes next follows from the one before it."""
         each = next(operations, None)
         while each is not None:
             after = next(operations, None)
@@ -241,7 +241,7 @@ class Check:
 
     def is_in_place(self, each: OperationLine, after: OperationLine | None) -> bool:
         """Whether an operation is the next one; if not, say why, for which the line after it is needed, too."""
-        what, due = f"Line {each.place}, operation {each.number}", self.number + 1
+        what, due = f"Line {each.line}, operation {each.number}", self.number + 1
         first, last = self.first["first_number"], self.first["last_number"]
         if each.number == due <= last:
             return True
@@ -279,7 +279,7 @@ class Check:
 
     def check_next(self, each: OperationLine) -> None:
         """Check the next operation against the one before it: its hash, and that its totals follow."""
-        what, count = f"Line {each.place}, operation {each.number}", len(self.findings)
+        what, count = f"Line {each.line}, operation {each.number}", len(self.findings)
         computed = {hash_after(before, each.content) for before in self.hashes}
         if each.hash not in computed:
             self.found(f"{what}, was altered, or the line before it: by its hash it does not follow from that.")

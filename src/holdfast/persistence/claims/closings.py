@@ -114,8 +114,8 @@ def tasks_of_closed(
     rows: Connection, account_id: str, *, after: tuple[datetime, str], most: int
 ) -> list[Task | UnreadableEntry]:
     """Return the account's tasks that follow ``after``, oldest first, without their inputs."""
-    place = tuple_(tasks.c.created_at, tasks.c.request_id)
-    query = TASK.where(tasks.c.account_id == account_id, place > after)
+    position = tuple_(tasks.c.created_at, tasks.c.request_id)
+    query = TASK.where(tasks.c.account_id == account_id, position > after)
     found = rows.execute(query.order_by(tasks.c.created_at, tasks.c.request_id).limit(most))
     return read_rows(task_of, found, "tasks", lambda row: (row.created_at, row.request_id))
 

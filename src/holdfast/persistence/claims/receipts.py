@@ -1,8 +1,8 @@
 """Money in the ledger that has no receipt, and the receipts that are issued for it.
 
-Operations are looked for in the order of their times, from a place on. The number of the last receipt is the fence:
-what was decided on it is stored by one statement, or not at all if another process has issued any since. So a
-process that was frozen while it decided adds nothing, and holds no lock in the meantime.
+Operations are looked for in the order of their times, from a position on. The number of the last receipt is the
+fence: what was decided on it is stored by one statement, or not at all if another process has issued any since. So
+a process that was frozen while it decided adds nothing, and holds no lock in the meantime.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ _STORE = text(
 )
 
 
-class LedgerPlace(NamedTuple):
-    """A place in the ledger: that of an operation."""
+class LedgerPosition(NamedTuple):
+    """The position of an operation in the ledger, by its time."""
 
     at: datetime
     account_id: str = ""
     number: int = 0
 
 
-BEGINNING: Final = LedgerPlace(datetime.min.replace(tzinfo=UTC))
+BEGINNING: Final = LedgerPosition(datetime.min.replace(tzinfo=UTC))
 
 
 class DueReceipts(NamedTuple):
@@ -85,18 +85,18 @@ class DueReceipts(NamedTuple):
     orders: Mapping[str, Order]
     firsts: Mapping[str, FirstReceipt]
     emails: Mapping[str, str]
-    next_after: LedgerPlace | None
+    next_after: LedgerPosition | None
 
 
-def read_due(rows: Connection, after: LedgerPlace, *, most: int) -> DueReceipts:
-    """Read up to ``most`` operations that follow a place, and return those that have no receipt.
+def read_due(rows: Connection, after: LedgerPosition, *, most: int) -> DueReceipts:
+    """Read up to ``most`` operations that follow a position, and return those that have no receipt.
 
     With them are earlier ones of their orders, which are in no later page.
     """
     last_number = rows.execute(select(receipt_series.c.last_number)).scalar_one()
     page = rows.execute(_PAGE, {**after._asdict(), "most": most}).all()
     last = page[-1] if len(page) == most else None
-    next_after = None if last is None else LedgerPlace(last.at, last.account_id, last.number)
+    next_after = None if last is None else LedgerPosition(last.at, last.account_id, last.number)
     # Rows are read later than the page, so they may have more operations. Those are left to their own pages: other
     # orders of the account may have some that come first.
     wanted = {

@@ -31,7 +31,7 @@ TIMEOUTS_SPAN_S = 4.0
 class DatabaseGate:
     """Open while the database answers. Used on trio's thread only.
 
-    ``watch`` takes the reason whenever it is closed, and None when it opens.
+    ``take_outcome`` takes the reason whenever it is closed, and None when it opens.
     """
 
     def __init__(self) -> None:

@@ -43,8 +43,8 @@ class _Failures:
 
 
 class ProviderHealth:
-    """One provider's state. ``watch`` takes the failures that make it ``down`` or ``silent``, and None when it is
-    up.
+    """One provider's state. ``take_outcome`` takes the failures that make it ``down`` or ``silent``, and None when
+    it is up.
 
     ``called_at_s`` is when the last call ended (trio's clock). A provider that was called recently needs no probe.
     """

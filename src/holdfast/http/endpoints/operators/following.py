@@ -318,13 +318,13 @@ def _nearest(entries: Iterable[FollowedEntry]) -> list[FollowedEntry]:
     newest = _newest_first(entries)
     if len(newest) <= ENTRIES_MAX:
         return newest
-    places = [place for place, each in enumerate(newest) if each.is_own] or [0]
-    first, last = places[0], places[-1]
+    own = [number for number, each in enumerate(newest) if each.is_own] or [0]
+    first, last = own[0], own[-1]
     by_distance = sorted(
         range(len(newest)),
-        key=lambda place: (not newest[place].is_own, max(first - place, place - last, 0), place),
+        key=lambda number: (not newest[number].is_own, max(first - number, number - last, 0), number),
     )
-    return [newest[place] for place in sorted(by_distance[:ENTRIES_MAX])]
+    return [newest[number] for number in sorted(by_distance[:ENTRIES_MAX])]
 
 
 def _newest_first(entries: Iterable[FollowedEntry]) -> list[FollowedEntry]:
