@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +18,14 @@ USES_THREADS_OF_ITS_OWN_CHOICE = {
 }
 
 
+MAY_USE_THREADS = re.compile(r"\brun_sync\b|\btrio\.(?:Path|open_file|wrap_file|socket)\b|\bfrom trio\b")
+"""Only the modules with such a text are parsed."""
+
+
 def faults_of(source: str) -> Iterator[str]:
     """The lines of a module that would run something in a thread of the default limiter."""
+    if not MAY_USE_THREADS.search(source):
+        return
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("to_thread.run_sync"):
             if "limiter" not in {keyword.arg for keyword in node.keywords}:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -68,18 +67,14 @@ def test_no_type_name_has_two_meanings() -> None:
         where = path.relative_to(SOURCE)
         if where.parts[0] in NOT_OURS:
             continue
-        for node in ast.parse(path.read_text("utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(where.as_posix())
+        for name in re.findall(r"^class ([A-Za-z]\w*)", path.read_text("utf-8"), re.MULTILINE):
+            places[name].append(where.as_posix())
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_test_names_are_short() -> None:
-    names = {
-        node.name
-        for path in CODE
-        if path.name.startswith("test_")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
-    }
+    is_test = re.compile(r"^ *(?:async )?def (test_\w+)", re.MULTILINE)
+    tests = [path for path in CODE if path.name.startswith("test_")]
+    names = {name for path in tests for name in is_test.findall(path.read_text("utf-8"))}
+    assert len(names) > len(tests)
     assert {name for name in names if len(name) > NAME_MAX_CHARS} == set()

@@ -13,7 +13,6 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
-import openai
 import pytest
 import trio
 from tests.clients import refused
@@ -56,6 +55,8 @@ async def test_both_listings_and_one_model(stage: Stage) -> None:
 
 async def test_the_openai_client_reads_models_and_errors(stage: Stage) -> None:
     def use(base: str) -> None:
+        import openai  # which takes most of a second, in every process that collects the tests
+
         with openai.OpenAI(
             base_url=f"{base}/v1", api_key="any", max_retries=0, _strict_response_validation=True
         ) as client:
