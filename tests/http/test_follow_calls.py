@@ -17,6 +17,7 @@ from holdfast.supervision.control.messages import LineList, ListLines
 from .fake_rows import AwayRows
 from .page_reader import PageReader
 from .test_control_calls import PROCESS, call, controls_of
+from .test_receipt_calls import add, receipt
 from .test_time_lines import live
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ async def followed(api: Api, sought: str, more: str = "") -> Any:
     return body
 
 
-async def test_any_id_finds_the_other_request_of_its_account(api: Api) -> None:
+async def test_any_id_finds_the_other_request_of_its_account(api: Api, browser: PageReader) -> None:
     made = await stories(api)
     answer_lines(api)
     sought = {
@@ -114,8 +115,15 @@ async def test_any_id_finds_the_other_request_of_its_account(api: Api) -> None:
         "a refused request": f"req_{REFUSED}",
         "an event of the card company": "evt_1",
         "an operation": "op_1",
+        "the id of a key": api.key_id,
+        "an action": "act_1",
+        "a report": "rep_1",
+        "a receipt": "R-000001",
     }
+    await add(api, receipt(1, account_id=api.account_id))
     for name, each in sought.items():
+        if name != "a refused request":  # of which no row is
+            assert (await browser.get("/ops/find", q=each)).status_code == 303, name
         body = await followed(api, each)
         assert body["account_id"] == api.account_id, name
         assert body["email"] == f"{api.account_id}@example.com", name
@@ -166,7 +174,14 @@ async def test_it_goes_on_from_a_time(api: Api) -> None:
     assert (asked[-1].since, asked[-1].until) == ("2099-01-01T00:00:00.000Z", "9")
 
 
-@pytest.mark.parametrize(("query", "code"), [("", "missing_parameter"), ("?id=abc", "invalid_parameter")])
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        ("", "missing_parameter"),
+        ("?id=abc", "invalid_parameter"),
+        ("?id=hk_test_", "invalid_parameter"),  # as every key begins
+    ],
+)
 async def test_an_id_is_needed(api: Api, query: str, code: str) -> None:
     refused(await call(api, "GET", f"/ops/api/follow{query}"), 400, code)
 

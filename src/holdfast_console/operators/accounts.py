@@ -86,9 +86,8 @@ async def find(visit: Visit) -> ViewResult:
         return Html("find.html", {"found": found.data, "pages": pages, "sought": sought, "most": int(ROWS_SHOWN)})
     return Refusal(
         code="account_not_found",
-        message=f"Nothing is found by {shown(sought)}. Give the whole id of an account, task, order, review, "
-        "process, operation, event, webhook, payment, request or trace, or the beginning of an e-mail address or "
-        "of an API key.",
+        message=f"Nothing is found by {shown(sought)}. Give a whole id, the number of a receipt, "
+        "or the beginning of an e-mail address or of an API key.",
         param="q",
     )
 

@@ -46,8 +46,8 @@ E_co = TypeVar("E_co", covariant=True)
 
 LIMIT_MAX: Final = 100
 LIMIT_DEFAULT: Final = 20
-FILTER_MAX_CHARS: Final = 200
-METADATA_MAX_CHARS: Final = 512
+FILTER_MAX_CHARS: Final = 512
+"""As long as a text of the metadata may be, which the end user is."""
 METADATA_NAMES_MAX: Final = 16
 CURSOR_MAX_CHARS: Final = 512
 OPERATORS: Final = "operators"
@@ -260,9 +260,9 @@ def _refuse_filter(parameter: Parameter, name: str, value: str | None) -> Refusa
         return missing_parameter(name) if parameter.required else None
     if isinstance(known, list) and value not in known:
         return invalid_parameter(name, "must be one of " + ", ".join(known), value)
-    most = METADATA_MAX_CHARS if parameter.has_keys else FILTER_MAX_CHARS
-    if max(len(name), len(value)) > most or "\0" in name + value:
-        return invalid_parameter(name[:SHOWN_CHARS_MAX], f"must have at most {most} characters and no NUL", value)
+    if max(len(name), len(value)) > FILTER_MAX_CHARS or "\0" in name + value:
+        rule = f"must have at most {FILTER_MAX_CHARS} characters and no NUL"
+        return invalid_parameter(name[:SHOWN_CHARS_MAX], rule, value)
     return None
 
 

@@ -126,8 +126,8 @@ async def handle(call: Call, route: Route) -> Outcome:
 def _ignored_warning(names: list[str]) -> str:
     """Return the header ``Warning`` (RFC 7234, 5.5) for fields of the body that were ignored."""
     shown_names = [name for name in names if _PLAIN_NAME.fullmatch(name)][:NAMES_SHOWN_MAX]
-    more = len(names) - len(shown_names)
-    named = [*shown_names, *([f"{more} more" if shown_names else f"{more}"] if more else [])]
+    hidden = len(names) - len(shown_names)
+    named = [*shown_names, *([f"{hidden} not shown"] if hidden else [])]
     return f'299 - "Unknown fields of the body were ignored: {", ".join(named)}"'
 
 

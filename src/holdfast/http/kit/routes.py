@@ -62,7 +62,7 @@ class Parameter:
     def is_sent_as(self, name: str) -> bool:
         """Whether a name in a query is this parameter's."""
         if self.has_keys:
-            return name.startswith(f"{self.name}[") and name.endswith("]")
+            return name.startswith(f"{self.name}[") and name.endswith("]") and name != f"{self.name}[]"
         return name == self.name
 
 

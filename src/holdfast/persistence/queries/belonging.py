@@ -15,34 +15,13 @@ from sqlalchemy import Connection, text
 
 from holdfast.ledger.tasks.transitions import task_of_review_case
 from holdfast.persistence.queries.accounts import account_of_email, email_of_account
-from holdfast.persistence.queries.finding import SCANNED_MAX, Found, accounts_of_key, made_by_request, subject_of
+from holdfast.persistence.queries.finding import Found, accounts_of_key, made_by_request, newest_with, subject_of
 from holdfast.telemetry.traces import trace_id_in
 
 SUBJECTS_MAX: Final = 20
 """How many tasks and orders one id leads to: a caller's trace may have created very many."""
 EVENTS_MAX: Final = 100
 
-_LEADS_TO: Final = {
-    # The first two have no index for it; there are few rows.
-    "key_": text("select account_id, null as reference from api_keys where key_id = :sought limit 1"),
-    "ses_": text("select account_id, null as reference from sessions where session_id = :sought limit 1"),
-    "file_": text("select account_id, null as reference from files where file_id = :sought"),
-    "arc_": text("select account_id, null as reference from archives where archive_id = :sought"),
-    "asset_": text("select account_id, request_id as reference from assets where asset_id = :sought"),
-    "act_": text("select account_id, task_id as reference from operator_actions where action_id = :sought"),
-    "rep_": text("select account_id, task_id as reference from reports where report_id = :sought"),
-}
-_RECEIPT: Final = text("select account_id, order_id as reference from receipts where number = :sought")
-_JOB_OR_HOLD: Final = text(
-    "select account_id, request_id as reference from ("
-    "select account_id, request_id, state, request from tasks order by request_id desc limit :scanned) newer "
-    "where state ->> 'provider_ref' = :sought or request ->> 'hold_id' = :sought limit :most"
-)
-_REFUND_OR_DISPUTE: Final = text(
-    "select account_id, order_id as reference from ("
-    "select account_id, order_id, state from orders order by order_id desc limit :scanned) newer "
-    "where strpos(cast(state as text), :quoted) > 0 limit :most"
-)
 _TASK: Final = text(
     "select account_id, created_at, updated_at, request ->> 'traceparent' as traceparent, array_remove(array["
     "request ->> 'http_request_id', request ->> 'hold_id', request ->> 'retry_of', state ->> 'provider_ref', "
@@ -134,16 +113,5 @@ def _leads(rows: Connection, sought: str, digits: str | None, key_prefix: str | 
         sought = task_of_review_case(sought)
     if sought.startswith(("task_", "ord_")):
         return [Found("", reference=sought)]
-    for prefix, query in _LEADS_TO.items():
-        if sought.startswith(prefix):
-            row = rows.execute(query, {"sought": sought}).first()
-            return [] if row is None else [Found(row.account_id or "", reference=row.reference)]
     found = subject_of(rows, sought)
-    if found is not None:
-        return [found]
-    given = {"sought": sought, "quoted": f'"{sought}"', "scanned": SCANNED_MAX, "most": SUBJECTS_MAX}
-    for query in (_RECEIPT, _JOB_OR_HOLD, _REFUND_OR_DISPUTE):
-        leads = [Found(row.account_id, reference=row.reference) for row in rows.execute(query, given)]
-        if leads:
-            return leads
-    return []
+    return newest_with(rows, sought, SUBJECTS_MAX) if found is None else [found]

@@ -20,7 +20,7 @@ from holdfast.persistence.records.tables import (
 )
 
 SCANNED_MAX: Final = 50_000
-"""How many tasks, and how many orders, are searched for a request: they have no index for it."""
+"""How many tasks, and how many orders, are searched for what they have no index for, as for a request."""
 CLOCKS_APART_MS: Final = 10_000
 """How much earlier than its request the clock of another machine may make a task."""
 _UUID7: Final = "7"
@@ -62,6 +62,39 @@ _PAYMENT_EVENT: Final = select(payment_events.c.account_id, payment_events.c.ord
     payment_events.c.account_id.is_not(None),
 )
 _EVENT: Final = select(outbox.c.account_id, outbox.c.request_id).where(outbox.c.event_id == bindparam("sought"))
+_RECEIPT: Final = text("select account_id, order_id from receipts where number = :sought")
+_OF_ANY_FORM: Final = (_OPERATION, _WEBHOOK, _PAYMENT, _PAYMENT_EVENT, _EVENT, _RECEIPT)
+
+
+def _of_record(table: str, column: str) -> TextClause:
+    return text(
+        "select coalesce(r.account_id, t.account_id), r.task_id "
+        f"from {table} r left join tasks t on t.request_id = r.task_id where r.{column} = :sought"
+    )
+
+
+_BY_PREFIX: Final = {
+    # The first two have no index for it; there are few rows.
+    "key_": text("select account_id from api_keys where key_id = :sought limit 1"),
+    "ses_": text("select account_id from sessions where session_id = :sought limit 1"),
+    "file_": text("select account_id from files where file_id = :sought"),
+    "arc_": text("select account_id from archives where archive_id = :sought"),
+    "asset_": text("select account_id, request_id from assets where asset_id = :sought"),
+    "act_": _of_record("operator_actions", "action_id"),
+    "rep_": _of_record("reports", "report_id"),
+}
+
+# There is no index for these.
+_JOB_OR_HOLD: Final = text(
+    "select account_id, request_id as reference from ("
+    "select account_id, request_id, state, request from tasks order by request_id desc limit :scanned) newer "
+    "where state ->> 'provider_ref' = :sought or request ->> 'hold_id' = :sought limit :most"
+)
+_REFUND_OR_DISPUTE: Final = text(
+    "select account_id, order_id as reference from ("
+    "select account_id, order_id, state from orders order by order_id desc limit :scanned) newer "
+    "where strpos(cast(state as text), :quoted) > 0 limit :most"
+)
 
 
 def made_by_request(rows: Connection, digits: str, most: int) -> list[Found]:
@@ -85,12 +118,27 @@ def made_by_request(rows: Connection, digits: str, most: int) -> list[Found]:
 
 
 def subject_of(rows: Connection, sought: str) -> Found | None:
-    """Return what an operation, a webhook, the card company's payment, charge or event, or our event is about."""
-    for query in (_OPERATION, _WEBHOOK, _PAYMENT, _PAYMENT_EVENT, _EVENT):
+    """Return what an id is about, the number of a receipt or an id of the card company's too.
+
+    None if nothing has it, or what has it is of no account. Those of accounts, tasks, orders and reviews say it
+    themselves.
+    """
+    by_prefix = [query for prefix, query in _BY_PREFIX.items() if sought.startswith(prefix)]
+    for query in by_prefix or _OF_ANY_FORM:
         row = rows.execute(query, {"sought": sought}).first()
         if row is not None:
-            return Found(row.account_id, reference=row[1] if len(row) > 1 else None)
+            return Found(row[0], reference=row[1] if len(row) > 1 else None) if row[0] else None
     return None
+
+
+def newest_with(rows: Connection, sought: str, most: int) -> list[Found]:
+    """Return the tasks of a provider's job or of a hold, or the orders of a refund or dispute, among the newest."""
+    given = {"sought": sought, "quoted": f'"{sought}"', "scanned": SCANNED_MAX, "most": most}
+    for query in (_JOB_OR_HOLD, _REFUND_OR_DISPUTE):
+        found = [Found(row.account_id, reference=row[1]) for row in rows.execute(query, given)]
+        if found:
+            return found
+    return []
 
 
 # Each search for a part of a name reads a range of an index, however large the table.

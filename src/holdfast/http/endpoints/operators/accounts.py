@@ -55,6 +55,7 @@ from holdfast.persistence.queries.finding import (
     accounts_of_address,
     accounts_of_key,
     made_by_request,
+    newest_with,
     subject_of,
 )
 from holdfast.persistence.queries.orders import SwitchedOffTopUp, switched_off_top_ups, top_up_of_account
@@ -381,6 +382,7 @@ async def find(call: Call) -> Outcome:
             return accounts_of_key(rows, sought[:KEY_PREFIX_CHARS], window.limit)
         if "@" not in sought and (subject := subject_of(rows, sought)) is not None:
             return [subject]
-        return accounts_of_address(rows, sought.lower(), window.limit)
+        by_address = accounts_of_address(rows, sought.lower(), window.limit)
+        return by_address or ([] if "@" in sought else newest_with(rows, sought, window.limit))
 
     return FoundList(await call.deps.database.read(read) if sought else [])

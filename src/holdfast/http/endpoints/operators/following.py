@@ -158,6 +158,8 @@ async def follow(call: Call) -> Outcome:
     if len(sought) < SOUGHT_CHARS_MIN:
         return invalid_parameter("id", f"must have at least {SOUGHT_CHARS_MIN} characters", sought)
     if sought.startswith(API_KEY_START):
+        if len(sought) < KEY_PREFIX_CHARS:
+            return invalid_parameter("id", f"must have at least {KEY_PREFIX_CHARS} characters of a key", sought)
         sought = sought[:KEY_PREFIX_CHARS]
     belonging, is_away = Belonging([sought.removeprefix("req_")]), False
     try:
