@@ -42,7 +42,7 @@ async def test_no_page_is_offered_without_the_library(
 ) -> None:
     await add(api, receipt(1))
     assert "R-000001/pdf" in (await owner.get(PATH)).text
-    monkeypatch.setattr("holdfast_console.account.receipts.can_render", lambda: False)
+    monkeypatch.setattr("holdfast_console.account.receipts.offers_pdf", lambda: False)
     page = await owner.get(PATH)
     assert 'id="R-000001"' in page.text
     assert "/pdf" not in page.text

@@ -126,7 +126,6 @@ class SmtpMailer:
         *,
         timeout_s: float = TIMEOUT_S,
         total_timeout_s: float = TOTAL_TIMEOUT_S,
-        ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self._server = _read_url(smtp_url)
         if not _ADDRESS.match(parseaddr(mail_from)[1]) or not mail_from.isprintable():
@@ -134,7 +133,7 @@ class SmtpMailer:
         self._mail_from = mail_from
         self._timeout_s = timeout_s
         self._total_timeout_s = total_timeout_s
-        self._ssl_context = ssl_context or ssl.create_default_context()
+        self._ssl_context = ssl.create_default_context()
         self._code_threads = trio.CapacityLimiter(THREADS_MAX_COUNT)
         self._alert_threads = trio.CapacityLimiter(ALERT_THREADS_MAX_COUNT)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.http.endpoints.receipts import list_receipts, read_receipt_pdf, sum_account_receipts
+from holdfast.http.endpoints.receipts import list_receipts, offers_pdf, read_receipt_pdf, sum_account_receipts
 from holdfast.http.kit.calls import Auth
 from holdfast.http.schemas.receipts import ReceiptTotals
-from holdfast.http.services.receipt_pdf import can_render
 from holdfast_console.rendering import Html
 from holdfast_console.views import ViewResult, ViewTable, Visit
 
@@ -21,7 +20,7 @@ async def receipts(visit: Visit) -> ViewResult:
     """A page of the receipts, by the filters of the address, and the sums of all."""
     values = {
         "receipts": await visit.read_list(list_receipts),
-        "has_pdf": can_render(),
+        "has_pdf": offers_pdf(),
         "totals": await visit.read(sum_account_receipts, ReceiptTotals),
     }
     return Html("receipts.html", values)

@@ -87,6 +87,11 @@ async def read_receipt(call: Call) -> Outcome:
     return found if isinstance(found, Refusal) else receipt_body(found)
 
 
+def offers_pdf() -> bool:
+    """Whether this service makes PDF files of receipts."""
+    return can_render()
+
+
 @route(
     "GET",
     "/v2/control/receipts/{number}/pdf",
@@ -101,7 +106,7 @@ async def read_receipt_pdf(call: Call) -> Outcome:
     found = await _find_receipt(call)
     if isinstance(found, Refusal):
         return found
-    if not can_render():
+    if not offers_pdf():
         return _NO_PDF
     threads = call.deps.state(ReceiptPages).threads
     font = call.deps.settings.receipt_font

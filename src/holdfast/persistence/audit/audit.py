@@ -152,14 +152,13 @@ def check_accounts(
     *,
     recent: bool = False,
     accounts_max: int = ACCOUNTS_MAX,
-    operations_max: int = OPERATIONS_MAX,
 ) -> Iterator[AccountsCheck]:
     """Check all accounts, a few at a time; yield their check after each slice. Blocks.
 
     The connection must be in autocommit mode, so that no snapshot lasts longer than a slice.
     """
     after = ""
-    while accounts := next_accounts(connection, after, accounts_max=accounts_max, operations_max=operations_max):
+    while accounts := next_accounts(connection, after, accounts_max=accounts_max, operations_max=OPERATIONS_MAX):
         check = AccountsCheck(accounts, recent=recent)
         for _, slice_ in check.slices():
             slice_(connection)

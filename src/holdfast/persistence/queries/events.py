@@ -20,6 +20,7 @@ from holdfast.persistence.records.tables import outbox, outbox_attempts
 ATTEMPTS_SHOWN_MAX: Final = 50
 """How many of an event's attempts are read, the newest ones."""
 COUNTED_MAX: Final = 10_000
+HOSTS_MAX: Final = 20
 MAIL: Final = "mail"
 """The host of events that are sent by mail."""
 _HOST = func.coalesce(
@@ -150,7 +151,7 @@ def failed_event_addresses(
     return [EventAddress(*row) for row in found]
 
 
-def failure_counts(rows: Connection, *, hosts_max: int = 20) -> WebhookSummary:
+def failure_counts(rows: Connection) -> WebhookSummary:
     """Count the events whose delivery fails or was given up, at most :data:`COUNTED_MAX` in all."""
     columns = (outbox.c.account_id, outbox.c.status, _HOST.label("host"))
     failed = select(*columns).where(_FAILED).limit(COUNTED_MAX).subquery()
@@ -161,7 +162,7 @@ def failure_counts(rows: Connection, *, hosts_max: int = 20) -> WebhookSummary:
         select(failed.c.host, func.count(failed.c.account_id.distinct()), number)
         .group_by(failed.c.host)
         .order_by(number.desc(), failed.c.host)
-        .limit(hosts_max)
+        .limit(HOSTS_MAX)
     )
     hosts = [FailingHost(*row) for row in by_host]
     return WebhookSummary(by_status.get("pending", 0), by_status.get("given_up", 0), hosts)
