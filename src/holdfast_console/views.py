@@ -20,7 +20,7 @@ from holdfast.http.kit.calls import LIGHT_BYTES_MAX, Auth, Call, Method, Needs
 from holdfast.http.kit.credentials import read_bearer
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import refusal_of_fault
-from holdfast.http.kit.listing import PAGE
+from holdfast.http.kit.listing import CURSOR, FORMAT, LIMIT
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.kit.responses import handle
 from holdfast.http.kit.routes import BodyResponse, Handler, Outcome, Route
@@ -197,7 +197,7 @@ class Visit:
 
         The filters ``defaults`` hold unless the address has others, those of ``always`` in any case.
         """
-        parameters = [each for each in route_of(handler).parameters if each not in PAGE]
+        parameters = [each for each in route_of(handler).parameters if each not in (CURSOR, LIMIT, FORMAT)]
         sent = self.call.args
         filters = {
             each.name: self.parameter(each.name) if each.name in sent else defaults.get(each.name, "")

@@ -36,6 +36,7 @@ from holdfast.supervision.control.messages import (
     ListKeys,
     RefusedRequestList,
     SampleList,
+    SlowTurnList,
 )
 from holdfast.telemetry.metrics.samples import Sample
 from holdfast.telemetry.reports.conditions import LastingCondition
@@ -439,6 +440,7 @@ async def test_every_list_without_entries_is_a_valid_page(api: Api, browser: Pag
         ListKeys=KeyList([]),
         ListLevels=LevelList([]),
         ListRefusedRequests=RefusedRequestList([], []),
+        ListSlowTurns=SlowTurnList([]),
     )
     for path in PAGES:
         # The reference has no template of ours.

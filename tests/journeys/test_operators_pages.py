@@ -116,11 +116,11 @@ def test_reports_arrive_pause_and_are_filtered(pages: Pages) -> None:
     lines = page.locator("#reports .line:visible")
     pages.api(f"/ops/api/actors/accounts/{account.account_id}/crash", "the first blow")
     expect(lines.filter(has_text="crashed").filter(has_text="the first blow")).to_have_count(1)
-    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Stop updates").click()
     pages.api(f"/ops/api/actors/accounts/{other.account_id}/crash", "of another")
     assert account.recharge().status_code == 200
     pages.api(f"/ops/api/actors/accounts/{account.account_id}/crash", "the second blow")
-    resume = page.get_by_role("button", name=re.compile(r"Resume \(\d+ new\)"))
+    resume = page.get_by_role("button", name=re.compile(r"Update again \(\d+ new\)"))
     expect(resume).to_be_visible()
     expect(lines.filter(has_text="the second blow")).to_have_count(0)
     resume.click()

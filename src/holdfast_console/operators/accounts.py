@@ -1,4 +1,4 @@
-"""Accounts: the search field that leads to one, and one with what happened to it."""
+"""Accounts: all of them, the search field that leads to one, and one with what happened to it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from holdfast.http.endpoints.operators.accounts import (
     AccountDetails,
     FoundList,
     WebhooksAndAlerts,
+    list_all_accounts,
     read_account_details,
     read_webhooks_and_alerts,
     sum_usage_of_account,
@@ -30,6 +31,12 @@ from holdfast_console.rendering import Html, Redirect
 from holdfast_console.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
 
 view = ViewTable(Auth.OPERATOR_READ)
+
+
+@view("/ops/accounts")
+async def accounts(visit: Visit) -> ViewResult:
+    """The accounts that the filters select; some are found by reading all, so the page is not renewed by itself."""
+    return Html("accounts.html", {"accounts": await visit.read_list(list_all_accounts)})
 
 
 @view("/ops/accounts/{account_id}")

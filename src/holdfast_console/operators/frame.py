@@ -52,6 +52,8 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
             Entry("/ops/actors", "Actors"),
             Entry("/ops/reports", "Reports"),
             Entry("/ops/log-levels", "Log levels"),
+            Entry("/ops/profile", "What computes"),
+            Entry("/ops/database", "Database"),
         ),
     ),
     (
@@ -66,14 +68,23 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
         ),
     ),
     (
+        "Business",
+        (
+            Entry("/ops/accounts", "Accounts"),
+            Entry("/ops/all-orders", "All orders"),
+            Entry("/ops/all-tasks", "All tasks"),
+            Entry("/ops/coupons", "Coupons"),
+            Entry("/ops/top-ups", "Switched-off top-ups"),
+            Entry("/ops/books", "Books"),
+        ),
+    ),
+    (
         "Service",
         (
             Entry("/ops/tasks", "Unfinished tasks"),
             Entry("/ops/failed-tasks", "Failed tasks"),
-            Entry("/ops/top-ups", "Switched-off top-ups"),
             Entry("/ops/providers", "Providers"),
             Entry("/ops/refused-requests", "Refused requests"),
-            Entry("/ops/books", "Books"),
             Entry("/ops/actions", "Operators' actions"),
             Entry("/ops/docs", "API reference"),
         ),
@@ -131,7 +142,11 @@ def _read_counts(rows: Connection) -> dict[CountName, int]:
     }
 
 
+ONE_OF: Final = {"/ops/tasks": "/ops/all-tasks", "/ops/payments": "/ops/all-orders"}
+"""Where the page of one task or order belongs, which may or may not be in the list at its path."""
+
+
 def section_of(path: str) -> str:
     """Return the navigation's entry that a page belongs to: ``/ops/reviews/rev_1`` is below ``/ops/reviews``."""
     head = "/".join(path.split("/", 3)[:3])
-    return "/ops/actors" if head == "/ops/accounts" else head
+    return head if head == path else ONE_OF.get(head, head)

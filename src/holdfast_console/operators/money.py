@@ -1,4 +1,4 @@
-"""Money: payment orders, one of them, and the books."""
+"""Money: payment orders, one of them, coupons, and the books."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Final
 from holdfast.http.endpoints.operators.accounts import list_switched_off_top_ups
 from holdfast.http.endpoints.operators.actions import ActionList, list_operator_actions
 from holdfast.http.endpoints.operators.books import read_liabilities, read_revenue, read_trial_balance
+from holdfast.http.endpoints.operators.credit import read_coupons
 from holdfast.http.endpoints.operators.orders import (
     OrderDetails,
+    list_all_orders,
     list_troubled_orders,
     read_order_details,
 )
@@ -32,6 +34,18 @@ async def held_payments(visit: Visit) -> ViewResult:
 async def unreconciled_orders(visit: Visit) -> ViewResult:
     """The orders that do not match their provider's record, or are not compared yet."""
     return Html("orders.html", {"orders": await visit.read_list(list_troubled_orders)}, is_live=True)
+
+
+@view("/ops/all-orders")
+async def all_orders(visit: Visit) -> ViewResult:
+    """The orders of every status; their totals are summed, so the page is not renewed by itself."""
+    return Html("all_orders.html", {"orders": await visit.read_list(list_all_orders)})
+
+
+@view("/ops/coupons")
+async def coupons(visit: Visit) -> ViewResult:
+    """The coupons, newest first."""
+    return Html("coupons.html", {"coupons": await visit.read_list(read_coupons)})
 
 
 @view("/ops/top-ups")

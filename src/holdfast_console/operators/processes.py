@@ -1,16 +1,18 @@
-"""Processes: the tree as it lives, the actors of a group, the quarantined ones, and poison messages."""
+"""Processes: the tree as it lives, its actors, the quarantined ones, poison messages, and the database server."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from holdfast.http.endpoints.operators.actors import ActorList, list_actors, read_actor
+from holdfast.http.endpoints.operators.database import read_database
 from holdfast.http.endpoints.operators.log_levels import LogLevels, list_log_levels
 from holdfast.http.endpoints.operators.poison import list_poison_messages
 from holdfast.http.endpoints.operators.processes import Tree, read_tree
 from holdfast.http.kit.calls import Auth
 from holdfast.http.schemas.operators import GROUPS
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.server_state import ServerState
 from holdfast.supervision.control.messages import KeyDescription
 from holdfast.supervision.status import ChildStatus
 from holdfast_console.rendering import Html
@@ -67,6 +69,12 @@ async def actor(visit: Visit) -> ViewResult:
     if isinstance(found, Refusal):
         return found
     return Html("actor.html", {"actor": found}, is_live=True)
+
+
+@view("/ops/database")
+async def database(visit: Visit) -> ViewResult:
+    """The database server as it is now; asking it costs the server a little, so the page changes seldom."""
+    return Html("database.html", {"server": await visit.read(read_database, ServerState)}, is_live=True, live_s=10)
 
 
 @view("/ops/log-levels")

@@ -6,6 +6,7 @@ from holdfast.http.endpoints.operators.actors import read_actor
 from holdfast.http.endpoints.operators.reviews import ReviewRecord, list_reviews, read_review
 from holdfast.http.endpoints.operators.tasks import (
     TaskRecord,
+    list_all_tasks,
     list_failed_tasks,
     list_unfinished_tasks,
     read_task_details,
@@ -29,6 +30,12 @@ view = ViewTable(Auth.OPERATOR_READ)
 async def tasks(visit: Visit) -> ViewResult:
     """The tasks that have not ended, oldest first."""
     return Html("tasks.html", {"tasks": await visit.read_list(list_unfinished_tasks)}, is_live=True)
+
+
+@view("/ops/all-tasks")
+async def all_tasks(visit: Visit) -> ViewResult:
+    """The tasks of every status, newest first; they are counted, so the page is not renewed by itself."""
+    return Html("all_tasks.html", {"tasks": await visit.read_list(list_all_tasks)})
 
 
 @view("/ops/failed-tasks")

@@ -108,16 +108,16 @@ const signedOut = () => {
     location.reload();
     return;
   }
-  paused = true;
+  stopped = true;
   say("signed out", "warn");
 };
 
 let refreshing = false;
-let paused = false;
-// Returns whether nothing remains to be shown: a page that is hidden or paused is refreshed when it no longer is.
+let stopped = false;
+// Returns whether nothing remains to be shown: a page that is hidden or not updated is refreshed when it no longer is.
 const refresh = async () => {
   const main = document.querySelector("main[data-live-s], main[data-events]");
-  if (!main || document.hidden || paused) return true;
+  if (!main || document.hidden || stopped) return true;
   if (refreshing) return false;
   refreshing = true;
   try {
@@ -164,13 +164,13 @@ const refreshSoon = (pauseMs) => {
 const followAccount = (path, pauseS) => {
   const source = new EventSource(path);
   for (const name of EVENT_NAMES) source.addEventListener(name, () => refreshSoon(TOGETHER_MS));
-  source.onopen = () => { if (!paused) say("live", "live"); };
+  source.onopen = () => { if (!stopped) say("live", "live"); };
   source.onerror = () => {
-    if (!paused) say("no connection; tries again", "bad");
+    if (!stopped) say("no connection; tries again", "bad");
     if (source.readyState !== EventSource.CLOSED) return;
     setTimeout(async () => {
       await refresh();
-      if (!paused) followAccount(path, Math.min(pauseS * 2, PAUSE_MAX_S));
+      if (!stopped) followAccount(path, Math.min(pauseS * 2, PAUSE_MAX_S));
     }, pauseS * 1000);
   };
 };
@@ -186,11 +186,11 @@ if (live) {
   if (toggle) {
     toggle.hidden = false;
     toggle.addEventListener("click", () => {
-      paused = !paused;
-      toggle.setAttribute("aria-pressed", String(paused));
-      toggle.textContent = paused ? "Resume" : "Pause";
-      say(paused ? "paused" : "live", paused ? "warn" : "live");
-      if (!paused) refresh();
+      stopped = !stopped;
+      toggle.setAttribute("aria-pressed", String(stopped));
+      toggle.textContent = stopped ? "Update again" : "Stop updates";
+      say(stopped ? "not updated" : "live", stopped ? "warn" : "live");
+      if (!stopped) refresh();
     });
   }
 }
@@ -210,7 +210,7 @@ const followReports = (list) => {
   const levels = [...document.querySelectorAll("#report-filter [name=level] option")].map((each) => each.value);
   const wanted = JSON.parse(list.dataset.filters);
   let waiting = [];
-  let isPaused = false;
+  let isStopped = false;
   let position = list.dataset.position;
 
   const fits = (report) =>
@@ -275,11 +275,11 @@ const followReports = (list) => {
     if (!fits(report)) return;
     waiting.push(report);
     if (waiting.length > WAITING_MAX) waiting.shift();
-    if (isPaused) toggle.textContent = `Resume (${waiting.length} new)`;
+    if (isStopped) toggle.textContent = `Update again (${waiting.length} new)`;
     else flush();
   };
 
-  const showFollowed = () => show(isPaused ? "paused" : "live", isPaused ? "warn" : "live");
+  const showFollowed = () => show(isStopped ? "not updated" : "live", isStopped ? "warn" : "live");
 
   // A browser connects again by itself when a stream ends, but not after an answer that is none.
   const follow = (pauseS) => {
@@ -304,11 +304,11 @@ const followReports = (list) => {
 
   toggle.hidden = false;
   toggle.addEventListener("click", () => {
-    isPaused = !isPaused;
-    toggle.setAttribute("aria-pressed", String(isPaused));
-    toggle.textContent = isPaused ? "Resume" : "Pause";
+    isStopped = !isStopped;
+    toggle.setAttribute("aria-pressed", String(isStopped));
+    toggle.textContent = isStopped ? "Update again" : "Stop updates";
     showFollowed();
-    if (!isPaused) flush();
+    if (!isStopped) flush();
   });
   document.getElementById("report-text-label").hidden = false;
   words.addEventListener("input", () => {

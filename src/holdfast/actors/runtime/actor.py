@@ -35,6 +35,7 @@ from holdfast.telemetry import metrics
 from holdfast.telemetry.logs import levels, log_raised
 from holdfast.telemetry.logs.raised import about
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
+from holdfast.telemetry.slow_turns import turns_of
 from holdfast.telemetry.traces import start_span, traceparent
 
 log = structlog.get_logger(__name__)
@@ -211,6 +212,9 @@ class TrioActor(pykka.Actor):
         finally:
             ended_at = trio.current_time()
             turns.observe(ended_at - now)
+            slow = turns_of(self.kind, self.last_message.__name__)
+            if ended_at - now > slow.slowest_s or ended_at >= slow.until:
+                slow.note(ended_at - now, ended_at, self.log_ids().values(), envelope.trace_id)
             if levels.any:
                 self._log_turn(envelope, ended_at)
             if self.records is not None:

@@ -35,9 +35,12 @@ from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Declaration, Media, Outcome, Parameter
 from holdfast.http.kit.values import SHOWN_CHARS_MAX, invalid_parameter, missing_parameter
 from holdfast.ledger.clock import midnight
+from holdfast.ledger.money import format_amount
+from holdfast.ledger.public_types import Amount
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import TaskStatus
 from holdfast.persistence.queries.ledger import NUMBER_MAX
+from holdfast.persistence.queries.newest import Listed, totals_of
 from holdfast.persistence.queries.paging import ScanEnd
 from holdfast.persistence.records.unreadable import UnreadableEntry
 
@@ -140,6 +143,28 @@ class StoredListBody(ListBody[E], Generic[E], frozen=True):
 
     unreadable: list[str] = msgspec.field(default_factory=list)
     """The ids of entries that cannot be read now; usually empty."""
+
+
+class ListTotal(msgspec.Struct, frozen=True):
+    """How many entries of a list have a status."""
+
+    name: str
+    """The status."""
+    count: int
+    """How many entries have it."""
+    amount: Amount | None
+    """The sum of their amounts in this currency; null for tasks."""
+    currency: str | None
+    """The currency of the amounts, ISO 4217 or credits; null for tasks."""
+
+
+class TotalledListBody(StoredListBody[E], Generic[E], frozen=True):
+    """A page of a list with its totals."""
+
+    totals: list[ListTotal] = msgspec.field(default_factory=list)
+    """The totals of all pages; on the first page only."""
+    are_totals_cut: bool = False
+    """Whether they are of the newest entries only, since there are more than are counted."""
 
 
 class CsvFile(NamedTuple, Generic[E]):
@@ -412,16 +437,30 @@ async def list_for_operators(
     *,
     owner: str = OPERATORS,
     file: CsvFile[E] | None = None,
+    totals: Listed | None = None,
+    is_slow: bool = False,
 ) -> Outcome:
-    """Return a page of an operators' list, or a file, as :func:`list_of_account` does of an account's."""
+    """Return a page of an operators' list, or a file, as :func:`list_of_account` does of an account's.
+
+    The body of a list with ``totals`` is a :class:`TotalledListBody`. One that ``is_slow`` may read a whole table.
+    """
     window = read_window(call)
     if isinstance(window, Refusal):
         return window
+    database = call.deps.database
 
     async def read(options: ListOptions) -> Sequence[E | UnreadableEntry | ScanEnd] | Refusal:
-        return await call.deps.database.read(lambda rows: entries(rows, **options))
+        return await (database.scan if is_slow else database.read)(lambda rows: entries(rows, **options))
 
-    return await _page_or_file(call, window, owner, read, body=body, position=position, file=file)
+    outcome = await _page_or_file(call, window, owner, read, body=body, position=position, file=file)
+    if totals is None or window.cursor is not None or not isinstance(outcome, TotalledListBody):
+        return outcome
+    found, is_cut = await database.scan(lambda rows: totals_of(rows, totals, **window.options(None, 0)))
+    shown = [
+        ListTotal(name, count, None if micro is None else format_amount(micro), currency)
+        for name, count, micro, currency in found
+    ]
+    return msgspec.structs.replace(outcome, totals=shown, are_totals_cut=is_cut)
 
 
 async def list_of_account(

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, select
 
 from holdfast.ledger.credit.operations import LotAmounts, LotKind, LotPart, LotSource, amounts_of
-from holdfast.persistence.queries.paging import PageOptions, page
-from holdfast.persistence.records.credit_tables import CouponRow
-from holdfast.persistence.records.tables import accounts, coupons, credit_lots
+from holdfast.persistence.records.tables import accounts, credit_lots
 from holdfast.persistence.records.unreadable import read_row
 
 _COLUMNS = (
@@ -92,12 +90,3 @@ def lots_of_account(
         )
         for row in found
     ]
-
-
-def list_coupons(
-    rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
-) -> list[CouponRow]:
-    """Return a page of coupons, newest first. There are no filters."""
-    assert not filters
-    found = page(rows, select(coupons), (coupons.c.created_at, coupons.c.coupon_id), **options)
-    return [CouponRow(**row._asdict()) for row in found]

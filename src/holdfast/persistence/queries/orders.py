@@ -18,7 +18,7 @@ from holdfast.persistence.records.tables import order_payments as named
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_row, read_rows
 
 _ORDERING = (orders.c.created_at, orders.c.order_id)
-_WITH_EMAIL = ORDER.add_columns(accounts.c.email).outerjoin(accounts, accounts.c.id == orders.c.account_id)
+ORDER_WITH_EMAIL = ORDER.add_columns(accounts.c.email).outerjoin(accounts, accounts.c.id == orders.c.account_id)
 _TO_RECONCILE = text(
     "select order_id from orders where provider = 'cardprovider' "
     "and created_at > now() - make_interval(secs => :until_s) "
@@ -141,7 +141,7 @@ def troubled_orders(
     """
     trouble = filters.get("trouble")
     wanted = _TROUBLES[trouble] if trouble is not None else _TROUBLES["mismatched"] | _TROUBLES["unreconciled"]
-    found = page(rows, _WITH_EMAIL.where(wanted), _ORDERING, oldest_first=True, **options)
+    found = page(rows, ORDER_WITH_EMAIL.where(wanted), _ORDERING, oldest_first=True, **options)
     return read_rows(
         lambda row: TroubledOrder(order_of(row), row.email),
         found,

@@ -6,8 +6,10 @@ any time. A command that fails ends itself and nothing else.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -38,14 +40,17 @@ from holdfast.supervision.control.messages import (
     ListLevels,
     ListLines,
     ListRefusedRequests,
+    ListSlowTurns,
     ProcessDescription,
     ProcessIdentity,
+    ProfileLoop,
     ProviderView,
     RaiseLevel,
     ReadSamples,
     RefusedRequestList,
     RestartChild,
     SampleList,
+    SlowTurnList,
     StartChild,
     StopChild,
 )
@@ -56,8 +61,10 @@ from holdfast.supervision.supervisor import Supervisor
 from holdfast.telemetry.logs import find_lines, levels, raise_level
 from holdfast.telemetry.metrics.figures import UNKNOWN, figures_of, frequent_refusals, slowest_routes
 from holdfast.telemetry.metrics.samples import SampleRing
+from holdfast.telemetry.profile import Profile, profile_of, sample_thread
 from holdfast.telemetry.refused_requests import RefusedRequests
 from holdfast.telemetry.reports.conditions import Conditions
+from holdfast.telemetry.slow_turns import slowest_turns
 from holdfast.telemetry.traces import traceparent
 
 log = structlog.get_logger(__name__)
@@ -65,6 +72,7 @@ log = structlog.get_logger(__name__)
 NO_SUCH_GROUP: Final = Refusal(code="group_not_found", message="The group does not exist.")
 COMMANDS_MAX: Final = 100
 """How many commands may be open at a time."""
+PROFILE_MAX_S: Final = 10.0
 NEED_DATABASE: Final = ("database", "journal")
 """The children of the top that have no work of their own while the database is away."""
 KEPT: Final = ("http", "control")
@@ -125,6 +133,7 @@ class ControlActor(Worker):
     def __init__(self, ref: ControlRef, process: ControlledProcess) -> None:
         super().__init__(ref)
         self._process = process
+        self._profiles = trio.CapacityLimiter(1)
 
     def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """The loop that ends raised levels."""
@@ -156,6 +165,10 @@ class ControlActor(Worker):
                 return self._refused_requests(message)
             case ListLines():
                 return await self._lines(message)
+            case ListSlowTurns():
+                return SlowTurnList(slowest_turns(message.limit))
+            case ProfileLoop():
+                return await self._profile(message.for_s)
             case ReadSamples():
                 return SampleList(self._process.identity.member_id, [*self._process.samples.since(message.since)])
             case RaiseLevel():
@@ -201,6 +214,12 @@ class ControlActor(Worker):
         texts = [""] if self._process.identity.member_id in query.texts else query.texts
         found = await find_lines(texts, since=query.since, until=query.until, limit=query.limit)
         return LineList(*found)
+
+    async def _profile(self, for_s: float) -> Profile:
+        """One at a time: another waits for it."""
+        sample = partial(sample_thread, threading.get_ident(), min(for_s, PROFILE_MAX_S))
+        found = await trio.to_thread.run_sync(sample, limiter=self._profiles, abandon_on_cancel=True)
+        return profile_of(*found)
 
 
 def _providers(states: Mapping[str, ProviderState]) -> dict[str, ProviderView]:

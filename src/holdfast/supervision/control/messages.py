@@ -21,8 +21,10 @@ from holdfast.supervision.status import ChildStatus, Work
 from holdfast.telemetry.logs.raised import RaisedLevel
 from holdfast.telemetry.metrics.figures import ProviderFigures, RefusalFigures, RouteFigures
 from holdfast.telemetry.metrics.samples import Sample
+from holdfast.telemetry.profile import Profile
 from holdfast.telemetry.refused_requests import RefusedCaller, RefusedRequest
 from holdfast.telemetry.reports.conditions import LastingCondition
+from holdfast.telemetry.slow_turns import SlowTurn
 
 KeyOrder = Literal["key", "queue", "wait", "rate"]
 
@@ -185,6 +187,12 @@ class LevelList(msgspec.Struct, frozen=True):
     levels: list[RaisedLevel]
 
 
+class SlowTurnList(msgspec.Struct, frozen=True):
+    """The slowest turns of one process."""
+
+    turns: list[SlowTurn]
+
+
 class SampleList(msgspec.Struct, frozen=True):
     """Samples of one process."""
 
@@ -263,6 +271,20 @@ class ListLevels(Command["LevelList"], frozen=True):
     """List the levels that are raised."""
 
     is_idempotent: ClassVar[bool] = True
+
+
+class ListSlowTurns(Command["SlowTurnList"], frozen=True):
+    """List the slowest turns of the last hour, one of each actor and message, at most ``limit``."""
+
+    is_idempotent: ClassVar[bool] = True
+    limit: int
+
+
+class ProfileLoop(Command[Profile], frozen=True):
+    """Look up for ``for_s`` seconds what the event loop computes."""
+
+    is_idempotent: ClassVar[bool] = True
+    for_s: float
 
 
 class ReadSamples(Command["SampleList"], frozen=True):
@@ -360,6 +382,8 @@ ControlCommand: TypeAlias = (
     | ListRefusedRequests
     | ListLines
     | ListLevels
+    | ListSlowTurns
+    | ProfileLoop
     | ReadSamples
     | RaiseLevel
     | DrainProcess

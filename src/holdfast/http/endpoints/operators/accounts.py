@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, TypeVar, get_args
 
 import msgspec
 from sqlalchemy import Connection
@@ -31,10 +32,14 @@ from holdfast.http.kit.calls import Call
 from holdfast.http.kit.credentials import API_KEY_START, KEY_PREFIX_CHARS
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import (
+    FORMAT,
     LIMIT,
     PAGE,
+    CsvFile,
     Position,
     StoredListBody,
+    TotalledListBody,
+    csv_media,
     filter_by,
     list_for_operators,
     read_window,
@@ -45,6 +50,7 @@ from holdfast.http.schemas.cards import AutoTopUpBody, auto_top_up_body
 from holdfast.http.schemas.common import AmountGiven, render
 from holdfast.http.schemas.events import AlertsBody, WebhookBody, alerts_body, webhook_body
 from holdfast.http.schemas.operators import ActionWithReason, Reason
+from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, Role, Time
 from holdfast.ledger.refusals import Refusal
@@ -58,6 +64,7 @@ from holdfast.persistence.queries.finding import (
     newest_with,
     subject_of,
 )
+from holdfast.persistence.queries.newest import AccountOrder, AccountState, ListedAccount, list_accounts
 from holdfast.persistence.queries.orders import SwitchedOffTopUp, switched_off_top_ups, top_up_of_account
 from holdfast.persistence.queries.webhooks import mail_recipient, webhooks_of_account
 
@@ -149,6 +156,76 @@ async def find_account(call: Call) -> Outcome:
         return None if account_id is None else _read_account(rows, account_id, now=call.deps.now())
 
     return await call.deps.database.read(read) or account_not_found(email)
+
+
+class AccountEntry(msgspec.Struct, frozen=True):
+    """An account in the list of all."""
+
+    account_id: AccountId
+    email: str
+    """The e-mail address that signs in."""
+    created_at: Time
+    """When the account was created."""
+    state: AccountState
+    """`open`, `disabled` by an operator, or `closed` by its owner."""
+    balance: Amount
+    """Credit bought less credit charged or reversed; held credit is part of it."""
+    held: Amount
+    """Credit held for tasks that have not ended."""
+    operation_count: int
+    """How many ledger operations the account has."""
+    spent: Amount | None
+    """What was charged in the last `days`; null but in the order by it."""
+
+
+class AllAccounts(TotalledListBody[AccountEntry], frozen=True):
+    """A page of all accounts, with how many there are by state, and the sums of their balances."""
+
+
+_COLUMNS: Final[dict[str, Callable[[ListedAccount], str | int | None]]] = {
+    "account_id": lambda found: found.account_id,
+    "email": lambda found: found.email,
+    "created_at": lambda found: format_time(found.created_at),
+    "state": lambda found: found.state,
+    "balance": lambda found: format_amount(found.balance_micro),
+    "held": lambda found: format_amount(found.held_micro),
+    "operation_count": lambda found: found.operation_count,
+    "spent": lambda found: None if found.spent_micro is None else format_amount(found.spent_micro),
+}
+_LIST_FILTERS: Final = (
+    filter_by("email", "Only accounts whose e-mail address has this part."),
+    filter_by("state", "Only accounts in this state.", get_args(AccountState)),
+    filter_by(
+        "order",
+        "By `newest`, if not given; or those with the largest `balance`, or that have `spent` most, first: a "
+        "single page, without a cursor.",
+        get_args(AccountOrder),
+    ),
+    filter_by("days", "How many days count as spent; one, if not given.", ("1", "7", "30")),
+)
+
+
+@route.read(
+    "/ops/api/all-accounts",
+    "List all accounts with their totals: by newest, largest balance or most spent, or as a CSV file",
+    AllAccounts,
+    parameters=(*_LIST_FILTERS, *PAGE, FORMAT),
+    media=(csv_media(_COLUMNS),),
+)
+async def list_all_accounts(call: Call) -> Outcome:
+    """No index has balances, what was spent, and parts of addresses: one such request at a time reads all accounts,
+    or the charges of the days.
+    """
+    query = call.query()
+    return await list_for_operators(
+        call,
+        partial(list_accounts, now=call.deps.now()),
+        partial(render, AccountEntry),
+        lambda found: Position(found.created_at, found.account_id),
+        file=CsvFile("accounts.csv", _COLUMNS),
+        totals="accounts",
+        is_slow=any(query.get(each.name) for each in _LIST_FILTERS),
+    )
 
 
 _on_account: Final = route.below("/ops/api/accounts/{account_id}", errors=("account_not_found",))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Callable
+from datetime import datetime
 from functools import partial
-from typing import Annotated, Final
+from typing import Annotated, Final, get_args
 
 import msgspec
 
@@ -22,17 +24,28 @@ from holdfast.http.endpoints.credit_lots import (
 from holdfast.http.endpoints.operators.accounts import ask_account, refuse_unknown_account
 from holdfast.http.kit.actions import ActionRun, OperatorRoutes
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.listing import PAGE, ListBody, Position, list_for_operators, read_given_time
+from holdfast.http.kit.listing import (
+    FORMAT,
+    PAGE,
+    CsvFile,
+    Position,
+    TotalledListBody,
+    csv_media,
+    filter_by,
+    list_for_operators,
+    read_given_time,
+)
 from holdfast.http.kit.routes import Outcome
 from holdfast.http.kit.values import invalid_parameter, read_amount, shown
 from holdfast.http.schemas.common import AmountGiven, CreditChangedBody, credit_changed_body, render
 from holdfast.http.schemas.operators import ActionWithReason, Note, Reason, text_of
+from holdfast.ledger.clock import format_time
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import format_amount, parse_amount
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.claims.coupons import add_coupon, end_coupon, sha256_of_code
-from holdfast.persistence.queries.lots import list_coupons
+from holdfast.persistence.queries.newest import CouponState, list_coupons
 from holdfast.persistence.records.credit_tables import CouponRow
 
 route = OperatorRoutes("Credit")
@@ -235,8 +248,30 @@ class MadeCoupon(CouponBody, frozen=True, kw_only=True):
     """What owners send to redeem it. Only a hash of it is stored, so this response alone has it."""
 
 
-class CouponList(ListBody[CouponBody], frozen=True):
-    """A page of coupons, newest first."""
+class CouponList(TotalledListBody[CouponBody], frozen=True):
+    """A page of coupons, newest first, with how many there are by state, and what they have given."""
+
+
+_COLUMNS: Final[dict[str, Callable[[CouponRow], str | int | None]]] = {
+    "coupon_id": lambda coupon: coupon.coupon_id,
+    "code_prefix": lambda coupon: coupon.code_prefix,
+    "amount": lambda coupon: format_amount(coupon.amount_micro),
+    "uses": lambda coupon: coupon.uses,
+    "uses_max": lambda coupon: coupon.uses_max,
+    "created_at": lambda coupon: format_time(coupon.created_at),
+    "redeem_until": lambda coupon: _time(coupon.redeem_until),
+    "credit_days": lambda coupon: coupon.credit_days,
+    "disabled_at": lambda coupon: _time(coupon.disabled_at),
+}
+
+
+def _time(at: datetime | None) -> str | None:
+    return None if at is None else format_time(at)
+
+
+_STATE: Final = filter_by(
+    "state", "Only coupons that can be redeemed, that are used up, or that have ended.", get_args(CouponState)
+)
 
 
 @route.action(
@@ -280,7 +315,13 @@ async def make_coupon(run: ActionRun, given: NewCoupon) -> MadeCoupon | Refusal:
     return render(MadeCoupon, coupon, code=code)
 
 
-@route.read("/ops/api/coupons", "List coupons; newest first", CouponList, parameters=PAGE)
+@route.read(
+    "/ops/api/coupons",
+    "List coupons with their totals; newest first, or as a CSV file",
+    CouponList,
+    parameters=(_STATE, *PAGE, FORMAT),
+    media=(csv_media(_COLUMNS),),
+)
 async def read_coupons(call: Call) -> Outcome:
     """Coupons that have ended are listed too."""
     return await list_for_operators(
@@ -288,6 +329,8 @@ async def read_coupons(call: Call) -> Outcome:
         list_coupons,
         partial(render, CouponBody),
         lambda coupon: Position(coupon.created_at, coupon.coupon_id),
+        file=CsvFile("coupons.csv", _COLUMNS),
+        totals="coupons",
     )
 
 

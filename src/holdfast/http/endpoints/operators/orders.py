@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Final, Unpack, get_args
 
 import msgspec
@@ -13,17 +14,30 @@ from holdfast.http.endpoints.payments.card import CARD_ERRORS, NOT_CONFIGURED, P
 from holdfast.http.endpoints.payments.orders import order_not_found, position_of
 from holdfast.http.kit.actions import ActionRun, OperatorRoutes
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.listing import PAGE, ListOptions, Position, StoredListBody, filter_by, list_for_operators
+from holdfast.http.kit.listing import (
+    FORMAT,
+    PAGE,
+    CsvFile,
+    ListOptions,
+    Position,
+    StoredListBody,
+    TotalledListBody,
+    csv_media,
+    filter_by,
+    list_for_operators,
+)
 from holdfast.http.kit.routes import Outcome
 from holdfast.http.kit.values import ORDER_DECIMALS_MAX, invalid_parameter, read_amount
 from holdfast.http.schemas.operators import ActionRequest, Note, Reason, text_of
 from holdfast.http.schemas.payments import OrderAmount, PaymentOrderBody, in_units, payment_order_body, render_order
+from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
-from holdfast.ledger.orders.order import Order
+from holdfast.ledger.orders.order import Order, OrderStatus, Origin, Provider, ReconcileStatus
 from holdfast.ledger.orders.targets import received_micro
 from holdfast.ledger.public_types import AccountId, Amount
 from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
 from holdfast.persistence.queries.accounts import email_of_account
+from holdfast.persistence.queries.newest import list_orders
 from holdfast.persistence.queries.orders import OrderTrouble, TroubledOrder, order_by_id, troubled_orders
 from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.providers.card.base import CardFault, CardRejected, micro_per_minor, minor_from_micro
@@ -97,6 +111,44 @@ async def list_troubled_orders(call: Call) -> Outcome:
 async def list_held_orders(call: Call) -> Outcome:
     """The same as the orders whose trouble is ``held``."""
     return await list_for_operators(call, _held_orders, _held_order, _position)
+
+
+class AllOrders(TotalledListBody[OrderDetails], frozen=True):
+    """A page of all payment orders, with how many there are by status and currency, and their sums."""
+
+
+_COLUMNS: Final[dict[str, Callable[[TroubledOrder], str | int | None]]] = {
+    "order_id": lambda found: found.order.order_id,
+    "account_id": lambda found: found.order.account_id,
+    "email": lambda found: found.email,
+    "created_at": lambda found: format_time(found.order.request.created_at),
+    "provider": lambda found: found.order.request.provider,
+    "origin": lambda found: found.order.request.origin,
+    "amount": lambda found: format_amount(found.order.request.amount_micro),
+    "currency": lambda found: found.order.request.currency,
+    "status": lambda found: found.order.statuses.status,
+    "reversal_status": lambda found: found.order.statuses.reversal_status,
+    "reconcile_status": lambda found: found.order.statuses.reconcile_status,
+}
+_STATUS_FILTERS: Final = (
+    filter_by("status", "Only orders with this status.", get_args(OrderStatus)),
+    filter_by("reconcile_status", "Only orders that compare so with their provider.", get_args(ReconcileStatus)),
+    filter_by("provider", "Only orders paid by this provider.", get_args(Provider)),
+    filter_by("origin", "Only orders that customers made, or automatic top-ups.", get_args(Origin)),
+)
+
+
+@route.read(
+    "/ops/api/all-orders",
+    "List all payment orders of all accounts with their totals; newest first, or as a CSV file",
+    AllOrders,
+    parameters=(*_STATUS_FILTERS, *PAGE, FORMAT),
+    media=(csv_media(_COLUMNS),),
+)
+async def list_all_orders(call: Call) -> Outcome:
+    """With a filter a page reads 20,000 orders at most, so it may have fewer entries than others follow."""
+    file = CsvFile("orders.csv", _COLUMNS)
+    return await list_for_operators(call, list_orders, _details, _position, file=file, totals="orders")
 
 
 @route.read(

@@ -17,6 +17,7 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import FROM, LIMIT, filter_by, read_window
 from holdfast.http.kit.routes import Outcome
 from holdfast.http.schemas.operators import ActionWithReason, Reason
+from holdfast.ledger.public_types import MemberId
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.messages import (
     DescribeProcess,
@@ -24,9 +25,11 @@ from holdfast.supervision.control.messages import (
     DrainProcess,
     GroupDescription,
     ListRefusedRequests,
+    ListSlowTurns,
     MemberView,
     PauseGroup,
     ProcessDescription,
+    ProfileLoop,
     ReadSamples,
     RestartChild,
     ResumeGroup,
@@ -35,7 +38,9 @@ from holdfast.supervision.control.messages import (
     StopChild,
 )
 from holdfast.supervision.status import ChildStatus
+from holdfast.telemetry.profile import Profile
 from holdfast.telemetry.refused_requests import RefusedCaller, RefusedRequest, most_refused
+from holdfast.telemetry.slow_turns import SlowTurn
 
 T = TypeVar("T")
 
@@ -226,3 +231,59 @@ async def list_refused_requests(call: Call) -> Outcome:
             codes.setdefault(each.caller, Counter()).update(each.codes)
     found.sort(key=lambda each: (each.at, each.request_id), reverse=True)
     return RefusedRequestPage(found[: window.limit], most_refused(codes), answers.unreachable)
+
+
+class ListedTurn(SlowTurn, frozen=True, kw_only=True):
+    """A slow turn of a process."""
+
+    member_id: MemberId
+
+
+class SlowestTurns(msgspec.Struct, frozen=True):
+    """The slowest turns of all processes in the last hour."""
+
+    data: list[ListedTurn]
+    """The slowest of each kind of actor with each type of message, in each process, the slowest first."""
+    unreachable: list[str]
+    """The members that did not answer."""
+
+
+@route.read(
+    "/ops/api/slowest-turns",
+    "List the slowest turns of the last hour by actor and message",
+    SlowestTurns,
+    parameters=(LIMIT,),
+)
+async def list_slowest_turns(call: Call) -> Outcome:
+    """Answered from memory, also while the database is away. A turn counts with what it waits for."""
+    window = read_window(call)
+    if isinstance(window, Refusal):
+        return window
+    answers = await ask_all(call.deps, ListSlowTurns(window.limit))
+    found = [
+        ListedTurn(**msgspec.structs.asdict(turn), member_id=member_id)
+        for member_id, answer in answers.by_member.items()
+        for turn in answer.turns
+    ]
+    found.sort(key=lambda each: -each.duration_s)
+    return SlowestTurns(found[: window.limit], answers.unreachable)
+
+
+PROFILE_S: Final = ("1", "3", "10")
+_FOR_S: Final = filter_by("for_s", "For how many seconds it is watched; three, if not given.", PROFILE_S)
+
+
+@_on_process.read(
+    "/profile",
+    "Watch for some seconds what a process's event loop computes, as a tree of calls",
+    Profile,
+    parameters=(_FOR_S,),
+)
+async def profile_process(call: Call) -> Outcome:
+    """A thread of that process looks it up a hundred times a second; one such request at a time is answered."""
+    window = read_window(call)
+    if isinstance(window, Refusal):
+        return window
+    for_s = float(window.filters.get("for_s", "3"))
+    deadline_s = for_s + call.deps.settings.ask_deadline_s
+    return await call.deps.operating.controls.ask(call.path["member_id"], ProfileLoop(for_s), deadline_s=deadline_s)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, TypeVar, get_args
 
 import msgspec
 from sqlalchemy import Connection
@@ -11,14 +12,27 @@ from sqlalchemy import Connection
 from holdfast.http.kit.actions import OperatorRoutes
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.listing import PAGE, Position, StoredListBody, filter_by, list_for_operators
+from holdfast.http.kit.listing import (
+    FORMAT,
+    MODEL,
+    PAGE,
+    CsvFile,
+    Position,
+    StoredListBody,
+    TotalledListBody,
+    csv_media,
+    filter_by,
+    list_for_operators,
+)
 from holdfast.http.kit.routes import Outcome
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.http.services.tasks import task_not_found
+from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, FreeForm, Time
-from holdfast.ledger.tasks.task import Task
+from holdfast.ledger.tasks.task import Task, TaskStatus
+from holdfast.persistence.queries.newest import list_tasks
 from holdfast.persistence.queries.tasks import TaskRow, failed_tasks, stored_task, task_by_id, unfinished_tasks
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.telemetry.traces import trace_id_in
@@ -91,6 +105,44 @@ async def list_failed_tasks(call: Call) -> Outcome:
     """What was created last comes first."""
     return await list_for_operators(
         call, failed_tasks, partial(_details, call.deps, shape=TaskDetails), position_of_task
+    )
+
+
+class AllTasks(TotalledListBody[TaskDetails], frozen=True):
+    """A page of all tasks, with how many there are by status."""
+
+
+_COLUMNS: Final[dict[str, Callable[[Task], str | int | None]]] = {
+    "request_id": lambda task: task.request_id,
+    "account_id": lambda task: task.account_id,
+    "api_key_id": lambda task: task.request.api_key_id,
+    "created_at": lambda task: format_time(task.created_at),
+    "status": lambda task: task.status,
+    "model": lambda task: task.model,
+    "provider": lambda task: task.provider,
+    "attempts": lambda task: task.state.attempt,
+    "held_credits": lambda task: format_amount(task.request.hold_micro),
+    "error": lambda task: task.state.error,
+}
+_ANY_STATUS: Final = filter_by("status", "Only tasks with this status.", get_args(TaskStatus))
+
+
+@route.read(
+    "/ops/api/all-tasks",
+    "List all tasks of all accounts with their totals; newest first, or as a CSV file",
+    AllTasks,
+    parameters=(_ANY_STATUS, MODEL, _AT_PROVIDER, *PAGE, FORMAT),
+    media=(csv_media(_COLUMNS),),
+)
+async def list_all_tasks(call: Call) -> Outcome:
+    """With a filter a page reads 20,000 tasks at most, so it may have fewer entries than others follow."""
+    return await list_for_operators(
+        call,
+        list_tasks,
+        partial(_details, call.deps, shape=TaskDetails),
+        position_of_task,
+        file=CsvFile("tasks.csv", _COLUMNS),
+        totals="tasks",
     )
 
 

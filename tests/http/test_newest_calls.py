@@ -1,0 +1,117 @@
+"""Operators' lists of everything over HTTP: filters, totals, pages and CSV files; and the database's state."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.clients import ok, refused
+
+from holdfast.persistence.queries import newest
+
+from .page_reader import PageReader
+from .test_operated_accounts import WHY, operator
+
+if TYPE_CHECKING:
+    from tests.http.api import Api
+
+
+async def read(api: Api, path: str) -> Any:
+    return ok(await api.call("GET", f"/ops/api/{path}", headers=operator(api)))
+
+
+async def table(api: Api, path: str) -> list[dict[str, str]]:
+    text = (await api.call("GET", f"/ops/api/{path}format=csv", headers=operator(api))).text
+    return list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+
+
+async def test_accounts_are_listed_with_totals_and_as_a_file(api: Api) -> None:
+    found = await read(api, "all-accounts?limit=1")
+    assert found["totals"] == [{"name": "open", "count": 2, "amount": "10.00", "currency": "USD"}]
+    second = await read(api, f"all-accounts?limit=1&cursor={found['next_cursor']}")
+    ids = {each["account_id"] for each in (*found["data"], *second["data"])}
+    assert ids == {api.account_id, api.other_account_id}
+    assert (second["totals"], second["next_cursor"]) == ([], None)
+    part = api.other_account_id[-6:].upper()
+    sought = await read(api, f"all-accounts?email={part}%40exam&state=open")
+    assert [each["account_id"] for each in sought["data"]] == [api.other_account_id]
+    assert sought["totals"][0]["count"] == 1
+    largest = await read(api, "all-accounts?order=balance&limit=1")
+    assert (largest["data"][0]["balance"], largest["next_cursor"]) == ("10.00", None)
+    assert (await read(api, "all-accounts?order=spent&days=30"))["data"] == []
+    lines = await table(api, "all-accounts?")
+    assert {line["account_id"] for line in lines} == ids
+    assert lines[0].keys() == found["data"][0].keys()
+    wrong = await api.call("GET", "/ops/api/all-accounts?order=name", headers=operator(api))
+    refused(wrong, 400, "invalid_parameter")
+
+
+async def test_tasks_of_every_status_are_listed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        await api.add_task(api.task(f"task_{number}"))
+    found = await read(api, "all-tasks?limit=2")
+    assert [each["task"]["request_id"] for each in found["data"]] == ["task_2", "task_1"]
+    status = found["data"][0]["task"]["status"]
+    assert found["totals"] == [{"name": status, "count": 3, "amount": None, "currency": None}]
+    assert [line["request_id"] for line in await table(api, "all-tasks?provider=studio&")] == [
+        "task_2", "task_1", "task_0",
+    ]  # fmt: skip
+    # A page that has read as many as it may goes on where it ended; a file does so by itself.
+    monkeypatch.setattr(newest, "_TASKS", newest._TASKS._replace(scanned_max=2))
+    none = await read(api, "all-tasks?model=none")
+    assert none["data"] == []
+    assert (await read(api, f"all-tasks?model=none&cursor={none['next_cursor']}"))["next_cursor"] is None
+    assert len(await table(api, "all-tasks?provider=studio&")) == 3
+
+
+async def test_coupons_are_listed_by_their_state(api: Api, browser: PageReader) -> None:
+    for code in ("FIRST-CODE", "SECOND-CODE"):
+        made = await api.call(
+            "POST", "/ops/api/coupons", json={"amount": "5.00", "code": code, **WHY}, headers=operator(api)
+        )
+    ended = f"/ops/api/coupons/{ok(made)['coupon_id']}/end"
+    ok(await api.call("POST", ended, json=WHY, headers=operator(api)))
+    found = await read(api, "coupons?state=open")
+    assert [each["code_prefix"] for each in found["data"]] == ["FIR"]
+    assert found["totals"] == [{"name": "open", "count": 1, "amount": "0.00", "currency": "USD"}]
+    assert [line["code_prefix"] for line in await table(api, "coupons?")] == ["SEC", "FIR"]
+    page = await browser.read("/ops/coupons?state=ended")
+    assert "SEC…" in page.text
+    assert "FIR…" not in page.text
+    assert "/ops/api/coupons?state=ended&from=&to=&format=csv" in page.links
+
+
+async def test_orders_of_every_status_are_listed(api: Api) -> None:
+    found = await read(api, "all-orders?status=credited&origin=customer")
+    assert (found["data"], found["totals"], found["are_totals_cut"]) == ([], [], False)
+    assert await table(api, "all-orders?") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "title", "section"),
+    [
+        ("/ops/accounts", "Accounts", "/ops/accounts"),
+        ("/ops/accounts/{account_id}", "{account_id}@example.com · Account", "/ops/accounts"),
+        ("/ops/tasks", "Unfinished tasks", "/ops/tasks"),
+        ("/ops/tasks/task_1", "task_1 · Task", "/ops/all-tasks"),
+    ],
+)
+async def test_title_and_mark_say_where_one_is(
+    api: Api, browser: PageReader, path: str, title: str, section: str
+) -> None:
+    await api.add_task(api.task("task_1"))
+    text = (await browser.get(path.format(account_id=api.account_id))).text
+    assert f"<title>{title.format(account_id=api.account_id)} · Holdfast</title>" in text
+    assert text.count('aria-current="page"') == 1
+    assert f'<a href="{section}" aria-current="page">' in text
+
+
+async def test_the_state_of_the_database_has_a_page(api: Api, browser: PageReader) -> None:
+    found = await read(api, "database")
+    assert "statements" in found["missing"]
+    assert "accounts" in {each["table"] for each in found["tables"]}
+    page = (await browser.read("/ops/database")).text
+    for words in ("Not shown: the extension pg_stat_statements", "No statement waits for a lock", "accounts"):
+        assert words in page, words
