@@ -21,7 +21,7 @@ class NoRows:
     async def read(self, query: Callable[[sqlalchemy.Connection], T], /) -> T:
         raise AssertionError("this call must not read the database")
 
-    scan = read
+    scan = examine = read
 
 
 class AwayRows:
@@ -29,6 +29,8 @@ class AwayRows:
 
     async def read(self, query: Callable[[sqlalchemy.Connection], T], /) -> T:
         raise DatabaseAway("the server is gone", retry_after_s=2.0)
+
+    examine = read
 
 
 @dataclass
@@ -44,6 +46,9 @@ class CountingRows:
 
     async def scan(self, query: Callable[[sqlalchemy.Connection], T], /) -> T:
         return await self.database.scan(query)
+
+    async def examine(self, query: Callable[[sqlalchemy.Connection], T], /) -> T:
+        return await self.database.examine(query)
 
 
 @dataclass

@@ -109,7 +109,7 @@ def test_a_review_is_approved_on_its_page(pages: Pages, provider: QuietProvider)
     ]
 
 
-def test_reports_arrive_pause_and_are_filtered(pages: Pages) -> None:
+def test_reports_arrive_stop_and_are_filtered(pages: Pages) -> None:
     account, other = pages.account(), pages.account()
     page = pages.page(f"/ops/reports?key={account.account_id}")
     expect(page.locator("#stream-status")).to_have_text("live")

@@ -45,6 +45,10 @@ class Reads(Protocol):
         """
         ...
 
+    async def examine(self, query: Callable[[Connection], T], /) -> T:
+        """Run a query about the server itself, also while it counts as away. Raises as :meth:`read` does."""
+        ...
+
     async def scan(self, query: Callable[[Connection], T], /) -> T:
         """Run a query that may take up to a minute; one runs at a time. Raises as :meth:`read` does."""
         ...

@@ -28,6 +28,8 @@ SCANNED_MAX: Final = 20_000
 """How many rows a page with a filter reads at most, and totals too."""
 ACCOUNTS_SCANNED_MAX: Final = 1_000_000
 """How many accounts: a part of an address is sought in all of them."""
+TOTALLED_MAX: Final = 100_000
+"""How many rows are counted without a filter."""
 
 AccountState = Literal["open", "disabled", "closed"]
 CouponState = Literal["open", "used_up", "ended"]
@@ -152,9 +154,11 @@ def _bounds(of: _List, options: PageOptions) -> list[ColumnElement[bool]]:
     return found
 
 
-def _scan_end(rows: Connection, of: _List, bounds: Sequence[ColumnElement[bool]]) -> ScanEnd | None:
-    """Return the last row that a page may read, None if there are fewer."""
-    last = select(of.row_id).where(*bounds).order_by(of.row_id.desc()).offset(of.scanned_max - 1).limit(1)
+def _scan_end(
+    rows: Connection, of: _List, bounds: Sequence[ColumnElement[bool]], scanned_max: int
+) -> ScanEnd | None:
+    """Return the last of the rows that may be read, None if there are fewer."""
+    last = select(of.row_id).where(*bounds).order_by(of.row_id.desc()).offset(scanned_max - 1).limit(1)
     found = rows.execute(
         select(of.row_id.table.c.created_at, of.row_id).where(of.row_id == last.scalar_subquery())
     ).one_or_none()
@@ -166,7 +170,7 @@ def _page(
 ) -> tuple[Sequence[Row[*tuple[Any, ...]]], list[ScanEnd]]:
     """Return the rows of a page, and where its scan ends if that is before it is full."""
     bounds, matches = _bounds(of, options), _matches(of, filters)
-    end = _scan_end(rows, of, bounds) if matches else None
+    end = _scan_end(rows, of, bounds, of.scanned_max) if matches else None
     within = [] if end is None else [of.row_id >= end.id]
     query = of.entries.where(*bounds, *within, *matches).order_by(of.row_id.desc()).limit(options["limit"])
     found = rows.execute(query).all()
@@ -178,12 +182,12 @@ def totals_of(
 ) -> tuple[list[Total], bool]:
     """Return the totals of all pages of a list, and whether they are of so many of the newest rows only."""
     of = _LISTS[listed]
-    bounds = _bounds(of, {**options, "after": None})
-    end = _scan_end(rows, of, bounds)
+    bounds, matches = _bounds(of, {**options, "after": None}), _matches(of, filters)
+    end = _scan_end(rows, of, bounds, of.scanned_max if matches else min(of.scanned_max, TOTALLED_MAX))
     within = [] if end is None else [of.row_id >= end.id]
     query = (
         select(of.name, func.count(), cast(func.sum(of.amount), BigInteger), of.currency)
-        .where(*bounds, *within, *_matches(of, filters))
+        .where(*bounds, *within, *matches)
         .group_by(of.name, of.currency)
         .order_by(of.name, of.currency)
     )

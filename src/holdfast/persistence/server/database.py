@@ -92,6 +92,7 @@ class Database:
         self._renewals = trio.CapacityLimiter(1)
         self._scans = trio.CapacityLimiter(1)
         self._probes = trio.CapacityLimiter(1)
+        self._examinations = trio.CapacityLimiter(1)
         self._writers = trio.CapacityLimiter(1)
         self._silent_clients = SilentClients()
         self._engine = make_engine(url, pool_size=pool_size + 1, statement_timeout_ms=read_timeout_ms, use="reads")
@@ -141,6 +142,16 @@ class Database:
         late = QueryTimedOut(f"A read got no response within {self._read_deadline_s:g} s.")
         self._note(late)
         raise late
+
+    async def examine(self, query: Callable[[Connection], T]) -> T:
+        """Run a query about the server itself as :meth:`read` does, one at a time, also while the gate is closed.
+
+        A lock that closes the gate is then among what it finds. Its outcome says nothing to the gate.
+        """
+        with trio.move_on_after(self._read_deadline_s):
+            async with self._examinations:
+                return await run_on_loop(_in_transaction, self._engine, query, 1, False)
+        raise QueryTimedOut(f"The server was not examined within {self._read_deadline_s:g} s.")
 
     async def scan(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``query(connection, …)`` on a thread and a connection of its own, for as long as a minute.

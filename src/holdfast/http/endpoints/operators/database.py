@@ -16,5 +16,5 @@ route = OperatorRoutes("Database")
     ServerState,
 )
 async def read_database(call: Call) -> Outcome:
-    """Reads on one connection of the service's own, each part for a second at most."""
-    return await call.deps.database.read(read_server_state)
+    """Read on one connection, each part for a second at most, also while a locked table counts as an outage."""
+    return await call.deps.database.examine(read_server_state)
