@@ -142,7 +142,7 @@ async def test_a_closed_gate_refuses_reads_with_its_reason(database: Database) -
     with pytest.raises(DatabaseAway, match="under maintenance") as caught:
         await database.read(one)
     assert caught.value.retry_after_s == 1.0
-    # A lock may have closed it: who looks for that is let in, and opens it for nobody else.
+    # A lock may have closed it: who looks for that is let in, and the gate stays closed.
     assert await database.examine(one) == 1
     assert not database.gate.is_open
 
