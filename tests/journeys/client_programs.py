@@ -65,9 +65,9 @@ async def run_python(
         return _shown(code, *map(Path.read_bytes, (out, err)))
 
 
-async def run_node(program: str, given: dict[str, Any]) -> Any:
+async def run_node(program: str, given: dict[str, Any], *, within_s: float = PROGRAM_S) -> Any:
     """Run an ECMAScript module in Node."""
-    with trio.fail_after(PROGRAM_S):
+    with trio.fail_after(within_s):
         # Node finds its modules from the working directory.
         done = await trio.run_process(
             [path_of(CLIENTS_NODE), "--input-type=module", "--eval", NODE_START + program],

@@ -33,7 +33,7 @@ LATE = int(os.environ.get("LATE", "30"))
 FREEZES = int(os.environ.get("FREEZES", "1"))
 FROZEN_S = 5.0
 """Longer than the three seconds after which another worker accepts for a frozen one."""
-MINUTES_S = 600.0 + 20 * FREEZES
+MINUTES_S = 600.0 + LATE + 20 * FREEZES
 
 OPENAI = """
 import asyncio, warnings, openai
@@ -104,7 +104,7 @@ async def test_late_first_attempts_of_replicates_client_make_no_second_task(
     customer = await new_customer(service, credit="1000.00")
     async with LateProxy(service.url, "with it").running() as proxy:
         given = {"url": proxy.url, "key": customer.key, "model": MODEL, "first": 0, "count": LATE, "at_once": 10}
-        await run_node(REPLICATE, given)
+        await run_node(REPLICATE, given, within_s=MINUTES_S)
     assert proxy.late_count == LATE
     await check(service, customer, LATE)
 
@@ -250,7 +250,7 @@ async def test_freezes_make_no_second_task(
                 with frozen(processes_of(services)[next(turns)]), trio.move_on_after(FROZEN_S):
                     await ended.wait()
             with frozen(processes_of(services)[next(turns)]):
-                await run_node(REPLICATE, {**given, "first": first + intents})
+                await run_node(REPLICATE, {**given, "first": first + intents}, within_s=MINUTES_S)
             await until_read(services, idle)
             first += 2 * intents
     await check(services[0], customer, first)
