@@ -23,7 +23,7 @@ def issue_all(connection: Connection, terms: ReceiptTerms = TERMS, *, most: int 
     after: LedgerPosition | None = BEGINNING
     issued = 0
     while after is not None:
-        due = read_due(connection, after, most=most)
+        due = read_due(connection, after, settled_at=datetime.now(UTC), most=most)
         found = issue_receipts(
             due.operations,
             due.orders,

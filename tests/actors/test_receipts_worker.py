@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+import pytest
 from sqlalchemy import text
 from tests.persistence.account_history import START, AccountHistory, payment
 from tests.receipt_books import TERMS, audit_receipts
 
+from holdfast.actors.workers import receipts
 from holdfast.actors.workers.receipts import LATE_S, OVERLAP_S, WHOLE_EVERY_S, ReceiptsWorker
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
@@ -57,6 +59,30 @@ async def test_what_is_committed_late_is_found_within_an_hour(database: Database
         await worker.issue()
         await worker.issue()
     assert audit_receipts(database_url) == ([], 4, 0, 40_000_000)
+
+
+async def test_a_page_that_ends_among_recent_operations_passes_none_over(
+    database: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of Ada's operations are committed after the page that they would be on was read."""
+    monkeypatch.setattr(receipts, "OPERATIONS_MAX", 2)
+    clock = Clock()
+    worker = ReceiptsWorker(database=database, terms=TERMS, now=clock)
+    with connected(database_url) as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        bob, ada = (AccountHistory(connection, f"acct_{name}") for name in ("bob", "ada"))
+        for number in range(2):
+            bob.order(f"bob{number}", payment(f"bob{number}"))
+        assert await worker.issue() is True
+        for number in range(3):
+            ada.order(f"ada{number}", payment(f"ada{number}"))
+        assert await worker.issue() is True
+        assert await worker.issue() is False
+        # What is settled is passed over for good.
+        clock.at += timedelta(seconds=2 * OVERLAP_S)
+        while await worker.issue():
+            pass
+    assert audit_receipts(database_url) == ([], 5, 0, 50_000_000)
 
 
 async def test_issued_at_is_service_time(database: Database, database_url: str) -> None:

@@ -41,7 +41,7 @@ def audited(connection: Connection) -> dict[BrokenRule, str]:
 
 def decide(connection: Connection, most: int = 250) -> list[Receipt]:
     """What a worker decides now."""
-    due = read_due(connection, BEGINNING, most=most)
+    due = read_due(connection, BEGINNING, settled_at=datetime.now(UTC), most=most)
     return issue_receipts(
         due.operations,
         due.orders,

@@ -65,7 +65,8 @@ class ReceiptsWorker:
 
     async def issue(self) -> bool:
         """Issue the receipts of the next operations; return whether others follow. Raises ``DatabaseAway``."""
-        due = await self._database.read(read_due, self._after, most=OPERATIONS_MAX)
+        settled_at = self._now() - timedelta(seconds=OVERLAP_S)
+        due = await self._database.read(read_due, self._after, settled_at=settled_at, most=OPERATIONS_MAX)
         receipts = issue_receipts(
             due.operations,
             due.orders,
@@ -79,8 +80,9 @@ class ReceiptsWorker:
         if receipts and not await self._database.record(partial(store_receipts, issued=receipts)):
             log.info("receipts not issued: another process has issued some")
             return False
-        self._after = due.next_after or self._start_again()
-        return due.next_after is not None
+        before, self._after = self._after, due.next_after or self._start_again()
+        # Recent operations whose orders are not readable can have no receipt, and are tried again by a later pass.
+        return due.next_after is not None and (bool(receipts) or self._after > before)
 
     def _start_again(self) -> LedgerPosition:
         now = self._now()

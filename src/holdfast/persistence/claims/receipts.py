@@ -1,8 +1,9 @@
 """Money in the ledger that has no receipt, and the receipts that are issued for it.
 
-Operations are looked for in the order of their times, from a position on. The number of the last receipt is the
-fence: what was decided on it is stored by one statement, or not at all if another process has issued any since. So
-a process that was frozen while it decided adds nothing, and holds no lock in the meantime.
+Operations are looked for in the order of their times, from a position on. Recent ones may be committed after others
+that come later, so they are looked for again until they are settled. The number of the last receipt is the fence:
+what was decided on it is stored by one statement, or not at all if another process has issued any since. So a
+process that was frozen while it decided adds nothing, and holds no lock in the meantime.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ _PAGE = text(
     select o.at, o.account_id, o.number, r.order_id, exists (
         select from receipts d where d.operation_id = o.operation_id) as has_receipt
     from (
-        select at, account_id, number, operation_id, reference from operations
+        select at, account_id, number, operation_id, reference from operations o
         where kind in ('credit', 'reversal') and starts_with(reference, 'ord_')
           and (at, account_id, number) > (:at, :account_id, :number)
+          and (at < :settled_at or exists (
+              select from orders r
+              where (r.account_id, r.order_id, r.provider) = (o.account_id, o.reference, 'cardprovider')
+          ) and not exists (select from receipts d where d.operation_id = o.operation_id))
         order by at, account_id, number limit :most
     ) o left join orders r
         on (r.account_id, r.order_id, r.provider) = (o.account_id, o.reference, 'cardprovider')
@@ -77,7 +82,7 @@ class DueReceipts(NamedTuple):
     """Operations without receipts, in each order all before the last of them, and what their receipts need.
 
     ``last_number`` was read first. Orders that cannot be decoded are left out. ``next_after`` is where the next
-    page starts; None if this was the last one.
+    page starts, which is no later than what is settled; None if this was the last one.
     """
 
     last_number: int
@@ -88,15 +93,18 @@ class DueReceipts(NamedTuple):
     next_after: LedgerPosition | None
 
 
-def read_due(rows: Connection, after: LedgerPosition, *, most: int) -> DueReceipts:
+def read_due(rows: Connection, after: LedgerPosition, *, settled_at: datetime, most: int) -> DueReceipts:
     """Read up to ``most`` operations that follow a position, and return those that have no receipt.
 
-    With them are earlier ones of their orders, which are in no later page.
+    With them are earlier ones of their orders, which are in no later page. What was decided before ``settled_at``
+    is committed. Of later operations one may be missing that comes before others of its account, so a page has only
+    those of them that wait for a receipt, and the next begins there again.
     """
     last_number = rows.execute(select(receipt_series.c.last_number)).scalar_one()
-    page = rows.execute(_PAGE, {**after._asdict(), "most": most}).all()
+    page = rows.execute(_PAGE, {**after._asdict(), "settled_at": settled_at, "most": most}).all()
     last = page[-1] if len(page) == most else None
-    next_after = None if last is None else LedgerPosition(last.at, last.account_id, last.number)
+    settled = LedgerPosition(settled_at)
+    next_after = None if last is None else min(LedgerPosition(last.at, last.account_id, last.number), settled)
     # Rows are read later than the page, so they may have more operations. Those are left to their own pages: other
     # orders of the account may have some that come first.
     wanted = {
