@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
@@ -83,23 +82,12 @@ class AccountSite(Site):
         call = visit.call
         return {
             "section": "/".join(call.address.partition("?")[0].split("/", 3)[:3]),
-            "navigation": self._navigation,
+            "navigation": NAVIGATION,
             "session": call.session,
             "csrf_token": ACCOUNT_COOKIE.csrf_token(call.token, call.deps.settings),
             "is_production": call.deps.settings.is_production,
             "live": {"events": EVENTS},
-            "page": self._existing,
         }
-
-    @functools.cached_property
-    def _navigation(self) -> list[tuple[str, list[NavigationEntry]]]:
-        """The entries whose pages exist."""
-        shown = [(title, [each for each in entries if self.page_at(each.path)]) for title, entries in NAVIGATION]
-        return [(title, entries) for title, entries in shown if entries]
-
-    def _existing(self, address: str) -> str | None:
-        """Return the address of a page for a link, None if there is none."""
-        return None if self.page_at(address) is None else address
 
     def sign_in_again(self, visit: Visit, /) -> ViewResult:
         """Ask to sign in, and keep the form meanwhile; its page shows it afterwards as it was filled in."""
