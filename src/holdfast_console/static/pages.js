@@ -147,11 +147,14 @@ const refresh = async () => {
   }
 };
 
-// An account's pages are asked for again after its events, at most once a second. Each stream, a resumed one too,
-// begins with an event, after which nothing is missed; what was changed before that and after the page was made is
-// shown by the first refresh.
+// An account's pages are asked for again after its events, at most once a second, and ever more seldom while those
+// follow each other, but for what the page itself is about. Each stream, a resumed one too, begins with an event,
+// after which nothing is missed; what was changed before that and after the page was made is shown by the first
+// refresh.
 const EVENT_NAMES = ["task", "order", "account"];
 const TOGETHER_MS = 1000;
+const TOGETHER_MAX_MS = 16_000;
+const QUIET_MS = 2000;
 
 let due = null;
 const refreshSoon = (pauseMs) => {
@@ -161,9 +164,21 @@ const refreshSoon = (pauseMs) => {
   }, pauseMs);
 };
 
+let changedAt = 0;
+let togetherMs = TOGETHER_MS;
+const showChange = (event) => {
+  const isOwn = Object.values(JSON.parse(event.data)).includes(location.pathname.split("/").pop());
+  if (isOwn || Date.now() - changedAt > QUIET_MS) togetherMs = TOGETHER_MS;
+  changedAt = Date.now();
+  if (isOwn) due = clearTimeout(due);
+  if (due) return;
+  refreshSoon(togetherMs);
+  togetherMs = Math.min(togetherMs * 2, TOGETHER_MAX_MS);
+};
+
 const followAccount = (path, pauseS) => {
   const source = new EventSource(path);
-  for (const name of EVENT_NAMES) source.addEventListener(name, () => refreshSoon(TOGETHER_MS));
+  for (const name of EVENT_NAMES) source.addEventListener(name, showChange);
   source.onopen = () => { if (!stopped) say("live", "live"); };
   source.onerror = () => {
     if (!stopped) say("no connection; tries again", "bad");
