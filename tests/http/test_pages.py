@@ -80,20 +80,23 @@ async def test_no_operator_no_page_and_no_action(stage: Stage, view: Any) -> Non
             check_headers(response)
 
 
-async def test_a_form_needs_the_session_and_its_token(api: Api, browser: PageReader) -> None:
-    await api.add_task(frozen(api, 1))
-    token = await browser.hidden("/ops/reviews/rev_1")
+@pytest.mark.parametrize("view", [each for each in PROTECTED if each.method == "POST"], ids=lambda view: view.name)
+async def test_a_form_of_elsewhere_does_nothing(api: Api, browser: PageReader, view: Any) -> None:
+    token = await browser.hidden("/ops")
+    path = re.sub(r"\{\w+\}", "x", view.path)
+    api.change(write_record=None)
     attempts: list[tuple[dict[str, str], dict[str, str]]] = [
         ({}, {}),
         ({"X-CSRF-Token": token}, {}),
         ({}, {"csrf_token": token[:-1] + "!"}),
         ({"Origin": "https://evil.example"}, {"csrf_token": token}),
+        ({"Origin": "null"}, {"csrf_token": token}),
         ({"Sec-Fetch-Site": "same-site"}, {"csrf_token": token}),
     ]
     for headers, sent in attempts:
-        answer = await browser.send("/ops/reviews/rev_1/approve", headers, **{"reason": "it is fine", **sent})
+        answer = await browser.send(path, headers, **{"reason": "it is fine", **sent})
         assert answer.status_code == 403
-    assert api.tasks.asked == []
+    assert [*api.tasks.asked, *api.accounts.asked] == []
 
 
 def test_every_form_names_an_action_and_what_its_path_needs() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -88,6 +89,17 @@ def faults_of(page: Page, *rules: str) -> list[str]:
     path_of(CLIENTS_NODE)
     page.evaluate((CLIENTS / "node_modules/axe-core/axe.min.js").read_text())
     return [*page.evaluate(TOO_WIDE), *page.evaluate(FINDINGS, rules)]
+
+
+def faults_on_screens(page: Page) -> dict[str, list[str]]:
+    """Return what :func:`faults_of` finds of a page on each screen in each colour scheme."""
+    found = {}
+    for (name, (width, height)), scheme in product(SCREENS.items(), SCHEMES):
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=scheme)
+        if faults := faults_of(page):
+            found[f"{name}, {scheme}"] = faults
+    return found
 
 
 def sign_in(page: Page, token: str, path: str = "/ops") -> None:

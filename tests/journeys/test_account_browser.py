@@ -1,8 +1,4 @@
-"""The account's own pages in a browser, on a running service.
-
-A page that is added is looked at by itself (``PATHS``); one at a path with parameters by a test of its own, with
-``faults_of``.
-"""
+"""The account's own pages in a browser, on a running service. test_every_account_page.py looks at all of them."""
 
 from __future__ import annotations
 
@@ -12,31 +8,12 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from holdfast.http.kit.calls import Auth
 from holdfast_console.account.sign_in import EVENTS
-from holdfast_console.account.site import SITE
 
-from .account_pages import AccountPages, bearer_of, open_account_pages, sign_in
+from .account_pages import AccountPages, open_account_pages, sign_in
 from .page_browser import Scheme, faults_of
 from .quiet_provider import MODEL
 from .service_process import Service
-
-NO_PAGE = re.compile(rf"[{{.]|^{EVENTS}$")
-"""Paths with parameters, of files, and of events."""
-PUBLIC = ("/", "/models")
-PATHS = (
-    *PUBLIC,
-    *(
-        view.path
-        for view in SITE.views
-        if view.method == "GET" and view.auth is Auth.SESSION and not NO_PAGE.search(view.path)
-    ),
-)
-BYTES_MAX = 100_000
-"""The most bytes of a page without its pictures."""
-BYTES_OF_A_PAGE = """() => performance.getEntries()
-  .filter((each) => each.entryType === "navigation" || ["link", "script"].includes(each.initiatorType))
-  .reduce((sum, each) => sum + each.decodedBodySize, 0)"""
 
 WATCH_SHIFTS = """() => {
   window.shifts = [];
@@ -55,7 +32,7 @@ def pages(quiet_service: Service, browser: Browser) -> Iterator[AccountPages]:
 
 @pytest.mark.parametrize(("screen", "scheme"), [("phone", "dark"), ("desktop", "light")])
 @pytest.mark.slow
-def test_pages_fit_their_screen_can_be_read_and_are_small(pages: AccountPages, screen: str, scheme: Scheme) -> None:
+def test_a_sign_in_and_a_task_that_runs_can_be_read(pages: AccountPages, screen: str, scheme: Scheme) -> None:
     page = pages.page(screen=screen, scheme=scheme)
     found: dict[str, object] = {}
 
@@ -71,18 +48,12 @@ def test_pages_fit_their_screen_can_be_read_and_are_small(pages: AccountPages, s
     look("refused address")
     sign_in(page)
     page.wait_for_url("**/account/settings")
-    bearer = bearer_of(page)
     pages.api(page, "POST", "/v2/control/sandbox/recharge", json={"amount": "3.00"})
-    key = pages.api(page, "POST", "/v2/control/api-keys", json={})["api_key"]
     task = {"model": MODEL, "input": {"prompt": "a dog"}}
-    pages.http.post("/v2/task/create", json=task, headers={"Authorization": f"Bearer {key}"})
-    assert bearer
-    for path in PATHS:
+    request_id = pages.api(page, "POST", "/v2/control/tasks", json=task)["request_id"]
+    for path in ("/account", f"/account/tasks/{request_id}"):
         page.goto(path)
         look(path)
-        size = page.evaluate(BYTES_OF_A_PAGE)
-        if not 10_000 < size < BYTES_MAX:
-            found[f"bytes of {path}"] = size
     assert found == {}
 
 

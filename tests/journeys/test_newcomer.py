@@ -1,4 +1,4 @@
-"""A newcomer in a browser, from the front page to the end of the account, on a service with both emulators."""
+"""A newcomer in a browser, from the front page to the end of the account, on a service with the card emulator."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from .account_pages import AccountPages, open_account_pages, sign_in
+from .quiet_provider import MODEL, QuietProvider, signed
 from .service_process import Service
 from .test_buy_pages import order, pay
 
 EMAIL = "newcomer@example.com"
-MODEL = "studio/image-1"
 
 
 @pytest.fixture
-def pages(shared_service: Service, browser: Browser) -> Iterator[AccountPages]:
-    """The pages of the shared service."""
-    with open_account_pages(shared_service, browser) as pages:
+def pages(quiet_service: Service, browser: Browser) -> Iterator[AccountPages]:
+    """The pages of a service whose provider says what the test has it say."""
+    with open_account_pages(quiet_service, browser) as pages:
         yield pages
 
 
@@ -41,7 +41,9 @@ def downloaded(page: Page, control: Locator, folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_newcomer_buys_plays_proves_and_leaves(pages: AccountPages, tmp_path: Path) -> None:
+def test_a_newcomer_buys_plays_proves_and_leaves(
+    pages: AccountPages, provider: QuietProvider, tmp_path: Path
+) -> None:
     page = pages.page()
     page.goto("/")
     page.get_by_role("link", name="Sign in or register").click()
@@ -64,6 +66,16 @@ def test_a_newcomer_buys_plays_proves_and_leaves(pages: AccountPages, tmp_path: 
     page.get_by_label("prompt").fill("a lighthouse at dusk")
     page.get_by_role("button", name=re.compile("^Run")).click()
     page.wait_for_url("**/account/tasks/task_*")
+    request_id = page.url.rpartition("/")[2]
+
+    def tell(body: bytes) -> None:
+        """Have the provider say something of the task. The page changes by itself."""
+        assert pages.http.post("/v2/callback", content=body, headers=signed(body)).status_code == 200
+
+    expect(page.get_by_role("progressbar")).to_be_visible()
+    tell(provider.callback_body(request_id, "processing", event_id="evt_1", sequence=1, percent=40))
+    expect(page.get_by_role("progressbar")).to_have_attribute("value", "40")
+    tell(provider.success(request_id, event_id="evt_2", sequence=2))
     picture = page.get_by_alt_text("Output 1 of the task")
     expect(picture).to_be_visible()
     assert picture.evaluate("(image) => image.decode().then(() => image.naturalWidth)") > 0
@@ -82,8 +94,8 @@ def test_a_newcomer_buys_plays_proves_and_leaves(pages: AccountPages, tmp_path: 
     assert downloaded(page, page.get_by_role("link", name="PDF of"), tmp_path).read_bytes().startswith(b"%PDF-")
 
     follow(page, "Statement")
-    signed = page.get_by_role("button", name="Signed statement", exact=True)
-    statement = downloaded(page, signed, tmp_path)
+    button = page.get_by_role("button", name="Signed statement", exact=True)
+    statement = downloaded(page, button, tmp_path)
     page.get_by_label("A signed statement").set_input_files(statement)
     page.get_by_role("button", name="Check", exact=True).click()
     expect(page.get_by_role("status").first).to_contain_text("Nothing was altered")
