@@ -20,6 +20,7 @@ PARTS = {
     "layers": "creating tasks as the clients of other services do, beside native creates",
     "reads": "reading a task, a list and an account over HTTP, beside a row-lock peer",
     "waits": "creates beside waiting requests and streams, and how soon a client that waits has its result",
+    "pages": "the account's pages: their first bytes, and creates beside open ones",
     "whole": "whole tasks beside a row-lock peer",
     "processes": "creating tasks through one and two processes",
     "readers": "creates beside slow readers of the report stream",

@@ -151,7 +151,12 @@ def process(
 
 def api_keys(base: str, count: int, *, lots: int = 1, limit: dict[str, str] | None = None) -> list[str]:
     """Create the API keys of ``count`` new accounts with enough credit in so many lots, each key with the limit."""
-    keys = []
+    return [key for key, _ in owners(base, count, lots=lots, limit=limit)]
+
+
+def owners(base: str, count: int, *, lots: int = 1, limit: dict[str, str] | None = None) -> list[tuple[str, str]]:
+    """Create such accounts; return the API key of each and its owner's session."""
+    found = []
     with httpx2.Client(base_url=base, timeout=30, trust_env=False) as client:
 
         def post(path: str, body: dict[str, Any], token: str | None = None) -> Any:
@@ -167,10 +172,10 @@ def api_keys(base: str, count: int, *, lots: int = 1, limit: dict[str, str] | No
             token = post("/v2/control/auth/verify", proof)["session"]["token"]
             scopes = ["tasks:read", "tasks:write", "account:read"]
             named = {"name": "bench", "scopes": scopes, **({} if limit is None else {"limit": limit})}
-            keys.append(post("/v2/control/api-keys", named, token)["api_key"])
+            found.append((post("/v2/control/api-keys", named, token)["api_key"], token))
             for _ in range(lots):
                 post("/v2/control/sandbox/recharge", {"amount": "10000"}, token)
-    return keys
+    return found
 
 
 def cpu_s(server: subprocess.Popen[bytes]) -> float:
