@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from holdfast.actors.account.limits import AccountLimits, CreateRate
 from holdfast.actors.account.messages import Recharge, TaskAccepted
 from holdfast.actors.runtime.messages import Replayed
+from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.records.operator_tables import Override
 
 from .actor_system import StartSystem, create_task
+
+NOW = utc_now()
 
 
 class Counter:
@@ -23,7 +29,7 @@ def taken(rate: CreateRate, tries: int) -> int:
     """How many of so many creates go through."""
     count = 0
     for _ in range(tries):
-        if rate.refuse() is None:
+        if rate.refuse(lambda: NOW) is None:
             rate.take()
             count += 1
     return count
@@ -31,9 +37,10 @@ def taken(rate: CreateRate, tries: int) -> int:
 
 def test_a_burst_is_allowed_and_then_a_rate() -> None:
     counter = Counter()
-    rate = CreateRate(10, 50, counter=counter)
+    limits = AccountLimits(task_creates_per_s=10, task_creates_burst=50)
+    rate = CreateRate(limits, "acct_1", counter=counter)
     assert taken(rate, 80) == 50
-    refusal = rate.refuse()
+    refusal = rate.refuse(lambda: NOW)
     assert refusal is not None
     assert (refusal.code, refusal.retry_after_s) == ("rate_limit_exceeded", 1)
     counter.now_s += 2
@@ -44,7 +51,48 @@ def test_a_burst_is_allowed_and_then_a_rate() -> None:
 
 @pytest.mark.parametrize("tries", [100_000])
 def test_zero_means_no_limit(tries: int) -> None:
-    assert taken(CreateRate(0, 1, counter=Counter()), tries) == tries
+    limits = AccountLimits(task_creates_burst=1)
+    assert taken(CreateRate(limits, "acct_1", counter=Counter()), tries) == tries
+
+
+def limited_to(per_s: float, for_s: float = 90) -> Override:
+    until = NOW + timedelta(seconds=for_s)
+    return Override("account_creates", "acct_1", per_s, None, "why", None, "ops", "act_1", NOW, until)
+
+
+def test_an_operators_number_replaces_the_setting() -> None:
+    counter, set_by_operator = Counter(), list[Override]()
+    limits = AccountLimits(
+        task_creates_burst=7,
+        creates_override=lambda account_id: next((o for o in set_by_operator if o.subject == account_id), None),
+    )
+    rate, other = [CreateRate(limits, account_id, counter=counter) for account_id in ("acct_1", "acct_2")]
+    assert taken(rate, 100) == 100
+    set_by_operator.append(limited_to(2))
+    assert taken(rate, 9) == 2
+    # Another read of the same row is no new allowance.
+    set_by_operator[0] = limited_to(2)
+    counter.now_s += 0.5
+    assert taken(rate, 9) == 1
+    assert taken(other, 100) == 100
+    refusal = rate.refuse(lambda: NOW)
+    assert refusal is not None
+    assert (refusal.code, refusal.retry_after_s) == ("rate_limit_exceeded", 1)
+    assert "2 tasks a second" in refusal.message
+    # None at all: again once it ends.
+    set_by_operator[0] = limited_to(0)
+    counter.now_s += 1000
+    refusal = rate.refuse(lambda: NOW)
+    assert refusal is not None
+    assert refusal.retry_after_s == 90
+    # One in ten seconds, and not later than its end.
+    set_by_operator[0] = limited_to(0.1, for_s=4)
+    assert taken(rate, 5) == 1
+    refusal = rate.refuse(lambda: NOW)
+    assert refusal is not None
+    assert refusal.retry_after_s == 4
+    set_by_operator.clear()
+    assert taken(rate, 100) == 100
 
 
 async def test_creates_above_the_rate_are_refused_replays_not_counted(

@@ -93,6 +93,8 @@ class Setup:
     process: Process = field(default_factory=this_process)
     removed: set[str] = field(default_factory=set)
     leases_are_reliable: bool = True
+    paused_models: list[str] = field(default_factory=list)
+    slots: int = 2
 
     async def insert_task(
         self,
@@ -106,6 +108,7 @@ class Setup:
         account_id: str = "acct_1",
         owner: str | None = None,
         deadline_s: int | None = None,
+        model: str = "studio/image-1",
     ) -> None:
         """Insert a task's row."""
         now = utc_now()
@@ -115,7 +118,7 @@ class Setup:
             "request_id": request_id,
             "version": 1,
             "status": "queued",
-            "model": "studio/image-1",
+            "model": model,
             "provider": provider,
             "created_at": ends_at - timedelta(seconds=Deadlines().overall_s),
             "updated_at": now,
@@ -137,7 +140,8 @@ class Setup:
             self.ref,
             database=self.database,
             tasks=self.tasks,
-            slots=lambda: {"studio": 2},
+            slots=lambda: {"studio": self.slots},
+            paused_models=lambda: self.paused_models,
             now=utc_now,
             process=self.process,
             removed=lambda provider: provider in self.removed,
@@ -365,6 +369,36 @@ async def test_slots_go_to_accounts_in_turn_and_by_age_within_one(setup: Setup) 
     order = [key for key, _ in setup.tasks.woken]
     assert order[:5] == ["task_a0", "task_b0", "task_c1", "task_a1", "task_c0"]
     assert order[5:] == ["task_a2", "task_a3", "task_a4"]
+
+
+async def test_tasks_of_a_paused_model_stay_where_they_are_and_others_pass_them(setup: Setup) -> None:
+    for number in range(3):
+        await setup.insert_task(f"task_p{number}", dispatched=False, due_in_s=-100 + number, model="studio/clip-1")
+    await setup.insert_task("task_other", dispatched=False, due_in_s=-1)
+    setup.paused_models = ["studio/clip-1"]
+    dispatcher = setup.dispatcher()
+    await dispatcher.check_due()
+    assert setup.tasks.woken == [("task_other", False)]
+    # A new one is not known to be of another model, so that a claim decides.
+    await setup.insert_task("task_new", dispatched=False, due_in_s=0, model="studio/clip-1")
+    dispatcher.on_receive(TaskQueued("studio", "task_new"))
+    await dispatcher.check_due()
+    assert len(setup.tasks.woken) == 1
+    setup.paused_models = []
+    await dispatcher.check_due()
+    assert setup.tasks.woken[1:] == [("task_p0", False)]
+
+
+async def test_slots_that_are_set_to_none_and_more_count_from_the_next_check(setup: Setup) -> None:
+    for number in range(4):
+        await setup.insert_task(f"task_{number}", dispatched=False, due_in_s=-100 + number)
+    setup.slots = 0
+    dispatcher = setup.dispatcher()
+    await dispatcher.check_due()
+    assert setup.tasks.woken == []
+    setup.slots = 3
+    await dispatcher.check_due()
+    assert [key for key, _ in setup.tasks.woken] == ["task_0", "task_1", "task_2"]
 
 
 async def test_more_slots_than_accounts_are_shared_evenly(database: Database, setup: Setup) -> None:

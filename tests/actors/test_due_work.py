@@ -30,6 +30,8 @@ from holdfast.persistence.claims.archives import TRIES_MAX
 from holdfast.persistence.claims.coupons import CLAIM_OVERDUE_S
 from holdfast.persistence.claims.due_work import KINDS, MONEY_MOVED_WITHIN, DueKind, find_due
 from holdfast.persistence.claims.processes import this_process
+from holdfast.persistence.operators.overrides import Overrides
+from holdfast.persistence.records.operator_tables import Override
 from holdfast.persistence.records.tables import metadata
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -46,7 +48,7 @@ class Rows:
         self.looks = 0
         self.calls: list[str] = []
 
-    async def look(self, query: object, now: datetime, *, me: str) -> frozenset[DueKind]:
+    async def look(self, query: object, now: datetime, *, me: str, overrides_seen: int) -> frozenset[DueKind]:
         """Return what is due."""
         assert query is find_due
         self.looks += 1
@@ -68,8 +70,14 @@ class Rows:
         return ([], "") if name == "claim_waiting" else []
 
 
+async def no_overrides() -> list[Override]:
+    return []
+
+
 def due_work(rows: Rows) -> DueWork:
-    return DueWork(database=cast("Database", rows), me="proc_me", now=utc_now)
+    return DueWork(
+        database=cast("Database", rows), overrides=Overrides(no_overrides, utc_now), me="proc_me", now=utc_now
+    )
 
 
 async def running(nursery: trio.Nursery, rows: Rows) -> DueWork:
@@ -263,6 +271,7 @@ DUE: dict[DueKind, list[tuple[str, dict[str, object]]]] = {
     "coupon_claims": [("coupon_uses", {"claimed_at": NOW - timedelta(seconds=CLAIM_OVERDUE_S)})],
     "closings": [("accounts", {"closes_at": NOW})],
     "archives": [("archives", {"claimed_until": NOW})],
+    "overrides": [("overrides", {"version": 1})],
 }
 NOT_DUE: list[tuple[str, dict[str, object]]] = [
     ("tasks", {}),
@@ -302,13 +311,13 @@ async def test_a_look_finds_each_kind_alone(
     database: Database, kind: DueKind, table: str, values: dict[str, object]
 ) -> None:
     insert(database.url, table, values)
-    assert await database.look(find_due, NOW, me="proc_me") == frozenset({kind})
+    assert await database.look(find_due, NOW, me="proc_me", overrides_seen=0) == frozenset({kind})
 
 
 @pytest.mark.parametrize(("table", "values"), [("accounts", {}), *NOT_DUE])
 async def test_what_is_not_due_is_not_found(database: Database, table: str, values: dict[str, object]) -> None:
     insert(database.url, table, values)
-    assert await database.look(find_due, NOW, me="proc_me") == frozenset()
+    assert await database.look(find_due, NOW, me="proc_me", overrides_seen=0) == frozenset()
 
 
 async def test_each_kind_is_tried() -> None:

@@ -21,6 +21,7 @@ from holdfast.http.kit.waiting_calls import Following, WaitingCalls
 from holdfast.ledger.links import PublicUrls
 from holdfast.persistence.claims.contents import ContentClaims
 from holdfast.persistence.journal.changes import Changes
+from holdfast.persistence.operators.overrides import Overrides, find_overrides
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.lookups import GroupedLookups
 from holdfast.providers.storage.local import LocalStore
@@ -117,6 +118,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
             report=reporter.report,
             reports=ReportFeed(reporter, FakeReportRows()),
             refused=RefusedRequests(Conditions(Reporter())),
+            overrides=Overrides(NoRows().overrides, lambda: NOW),
             readiness=lambda: READY,
             metrics_text=render_metrics,
             controls=FakeControls(),
@@ -147,7 +149,8 @@ async def api(stage: Stage, database: Database) -> Api:
     """The API on a real database, with fake actors."""
     rows = CountingRows(database)
     claims = ContentClaims(database.connect_writer)
-    stage.change(database=rows, write_record=database.record, claims=claims)
+    overrides = Overrides(lambda: database.look(find_overrides), lambda: NOW)
+    stage.change(database=rows, write_record=database.record, claims=claims, overrides=overrides)
     api = Api(**vars(stage), database=database, rows=rows)
     await api.add_account(ACCOUNT, balance_micro=10_000_000, held_micro=240_000)
     await api.add_account(OTHER_ACCOUNT)

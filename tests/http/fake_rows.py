@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import sqlalchemy
 
+from holdfast.persistence.records.operator_tables import Override
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.telemetry.reports.report import ReportsAfter
@@ -22,6 +23,9 @@ class NoRows:
         raise AssertionError("this call must not read the database")
 
     scan = examine = read
+
+    async def overrides(self) -> list[Override]:
+        return []
 
 
 class AwayRows:

@@ -120,6 +120,7 @@ EXPECTED = {
     "provider_rate_limited": (503, "provider_error"),
     "model_not_found": (404, "not_found_error"),
     "model_not_available": (400, "invalid_request_error"),
+    "model_paused": (503, "provider_error"),
     "model_not_async": (400, "invalid_request_error"),
     "invalid_input": (400, "invalid_request_error"),
     "quote_unavailable": (503, "api_error"),

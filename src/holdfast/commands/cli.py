@@ -17,15 +17,9 @@ import typer
 from typer.core import TyperGroup
 
 import holdfast
-from holdfast.commands.common import (
-    database,
-    fail,
-    quiet_ends,
-    refuse_old_tables,
-    report_faults,
-    until_interrupted,
-)
+from holdfast.commands.common import database, fail, quiet_ends, refuse_old_tables, report_faults, until_interrupted
 from holdfast.commands.log_level import log_level_command
+from holdfast.commands.overrides import override_command
 from holdfast.settings.checks import EMULATORS, INSTALL_EMULATORS, has_emulators
 from holdfast.settings.settings import (
     environment,
@@ -340,6 +334,7 @@ def reports_command(
 
 
 app.command("log-level", rich_help_panel=WATCH)(log_level_command)
+app.command("override", rich_help_panel=WATCH)(override_command)
 
 
 @app.command("follow", rich_help_panel=WATCH)

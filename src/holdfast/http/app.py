@@ -190,7 +190,7 @@ def _histogram(endpoint: str, status: int) -> BatchedHistogram:
     return metrics.HTTP_REQUEST_S.labels(endpoint, str(status))
 
 
-_MODELS: Final = b"/v1/models/"
+_MODELS: Final = (b"/v1/models/", b"/ops/models/", b"/ops/api/models/")
 _UNRESERVED: Final = re.compile(rb"%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])", re.IGNORECASE)
 _DOTS: Final = re.compile(rb"/\.\.?(?:/|$)")
 

@@ -38,8 +38,8 @@ LINES_MAX: Final = 20
 CODES_SHOWN_MAX: Final = 8
 CALLERS_SHOWN_MAX: Final = 20
 CALLERS_LOGGED_MAX: Final = 3
-NO_OUTAGE: Final = frozenset({"quarantined", "record_unreadable", "provider_not_configured"})
-"""The 503s of a service that is well: of a single actor or row, and of a setting that may be left out."""
+NO_OUTAGE: Final = frozenset({"quarantined", "record_unreadable", "provider_not_configured", "model_paused"})
+"""The 503s of a service that is well: of a single actor or row, of a setting that may be left out, of a pause."""
 
 
 class RefusedRequest(msgspec.Struct, frozen=True, kw_only=True):

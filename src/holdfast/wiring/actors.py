@@ -39,6 +39,7 @@ from holdfast.persistence.queries.loading import (
     load_sign_in,
     load_task_and_events,
 )
+from holdfast.persistence.records.operator_tables import Override
 from holdfast.persistence.server.database import Database
 from holdfast.settings.settings import Settings
 from holdfast.supervision.dead_letters import DeadLetters
@@ -89,7 +90,15 @@ def actors_of(parts: Parts) -> Actors:
     dispatcher = dispatcher_of_all(parts.refs.dispatcher, members)
     new_tasks = NewTasks(dispatcher)
     local_accounts = group(
-        ACCOUNTS, create_account(settings, database, journal, announce=new_tasks.announce, now=now)
+        ACCOUNTS,
+        create_account(
+            settings,
+            database,
+            journal,
+            announce=new_tasks.announce,
+            now=now,
+            creates_override=partial(parts.overrides.find, "account_creates"),
+        ),
     )
     accounts = placed(ACCOUNTS, local_accounts, members, place_of)
     local_sign_ins = group(SIGN_INS, _create_sign_in(settings, database, journal, parts.conditions, now))
@@ -141,6 +150,7 @@ def create_account(
     *,
     announce: Callable[[Task], Tell],
     now: Now,
+    creates_override: Callable[[str], Override | None] = lambda _: None,
 ) -> Create:
     """Return how an account's actor is created."""
     limits = AccountLimits(
@@ -150,6 +160,7 @@ def create_account(
         webhooks_max=settings.webhooks_max,
         paid_credit_days=settings.paid_credit_days,
         idempotency_ttl_s=settings.idempotency_ttl_s,
+        creates_override=creates_override,
     )
 
     async def load(account_id: str) -> LoadedAccount:

@@ -140,6 +140,7 @@ def _dependencies(
             report=parts.reporter.report,
             reports=parts.feed,
             refused=parts.refused,
+            overrides=parts.overrides,
             readiness=lambda: Readiness(
                 database.gate.is_open and not parts.journal.is_blocked, tree.is_ready, registry.provider_states()
             ),

@@ -75,6 +75,7 @@ def control_child(
             conditions=parts.conditions,
             provider_states=parts.registry.provider_states,
             samples=parts.samples,
+            overrides=parts.overrides,
             drain=partial(signal.raise_signal, signal.SIGTERM),
         )
         return ControlActor(ref, process)

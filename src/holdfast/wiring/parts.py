@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from socket import gethostname
 
 from holdfast.actors.runtime.mailbox import Mailbox
@@ -21,6 +22,7 @@ from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.journal.changes import Changes
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.writer import BatchWriter
+from holdfast.persistence.operators.overrides import Overrides, find_overrides
 from holdfast.persistence.queries.reports import newest_position, reports_after
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.embedded import EmbeddedPostgres
@@ -78,6 +80,7 @@ class Parts:
     card: CardSetup | None
     mailer: Mailer
     database: Database
+    overrides: Overrides
     changes: Changes
     journal: Journal
     members: Members
@@ -142,6 +145,7 @@ def parts_of(
         mailer=_mailer(settings),
         card=card_setup(settings, conditions.outcomes_of(CARD)),
         database=database,
+        overrides=Overrides(partial(database.look, find_overrides), now),
         changes=changes,
         journal=Journal(writer, database.gate, changes=changes),
         members=cluster_members(settings, presence, changes, local_url=local_url),

@@ -69,7 +69,9 @@ def worker_children(parts: Parts, actors: Actors, order_checks: OrderChecks) -> 
     The heartbeat comes before what falls due, so that service time is known.
     """
     passes = Passes()
-    due = DueWork(database=parts.database, me=parts.presence.process.member_id, now=parts.now)
+    due = DueWork(
+        database=parts.database, overrides=parts.overrides, me=parts.presence.process.member_id, now=parts.now
+    )
     workers = (
         _watching(parts, actors, passes)
         | {"due-work": lambda: RunningChild(due.run)}
@@ -113,7 +115,8 @@ def _tasks(parts: Parts, actors: Actors, due: DueWork) -> Starts:
             refs.dispatcher,
             database=database,
             tasks=tasks,
-            slots=registry.slots,
+            slots=lambda: parts.overrides.slots(registry.slots()),
+            paused_models=parts.overrides.paused_models,
             now=now,
             process=presence.process,
             removed=registry.track_grace,

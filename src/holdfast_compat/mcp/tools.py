@@ -216,7 +216,7 @@ async def get_model(at: ToolCall, wanted: ModelWanted) -> dict[str, object] | Re
     model = catalog.models.get(wanted.model)
     if model is None:
         return model_not_found(wanted.model, catalog.models)
-    return result_of(model_details(catalog, model))
+    return result_of(model_details(catalog, at.call.deps.operating.overrides, model))
 
 
 @_tool("Quote", InputGiven, TASKS_READ)

@@ -19,6 +19,7 @@ from holdfast.http.endpoints.operators.accounts import (
 from holdfast.http.endpoints.operators.accounts import find as find_accounts
 from holdfast.http.endpoints.operators.actors import read_actor
 from holdfast.http.endpoints.operators.credit import list_account_lots
+from holdfast.http.endpoints.operators.overrides import OverrideList, list_overrides
 from holdfast.http.endpoints.operators.processes import RefusedRequestPage, list_refused_requests
 from holdfast.http.endpoints.operators.time_lines import read_account_time_line
 from holdfast.http.endpoints.tasks.usage_totals import UsageTotals
@@ -57,6 +58,7 @@ async def account(visit: Visit) -> ViewResult:
         "lots": await visit.read(
             list_account_lots, CreditLotList, path=visit.path, query={"status": "open", "limit": ROWS_SHOWN}
         ),
+        "overrides": await visit.read(list_overrides, OverrideList),
         "time_line": await visit.read_list(read_account_time_line),
     }
     return Html("account.html", values, is_live=True)

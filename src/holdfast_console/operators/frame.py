@@ -84,6 +84,7 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
             Entry("/ops/tasks", "Unfinished tasks"),
             Entry("/ops/failed-tasks", "Failed tasks"),
             Entry("/ops/providers", "Providers"),
+            Entry("/ops/overrides", "Set at run time"),
             Entry("/ops/refused-requests", "Refused requests"),
             Entry("/ops/actions", "Operators' actions"),
             Entry("/ops/docs", "API reference"),

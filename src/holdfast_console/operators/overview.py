@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.http.endpoints.operators.books import LedgerHealth, read_ledger_health
+from holdfast.http.endpoints.operators.overrides import OverrideList, list_overrides
 from holdfast.http.endpoints.operators.processes import ProcessSamples, Tree, list_samples, read_tree
 from holdfast.http.endpoints.operators.providers import ProviderList, list_providers
 from holdfast.http.endpoints.operators.reports import ReportList, list_reports
@@ -35,6 +36,7 @@ async def overview(visit: Visit) -> ViewResult:
         "now_figures": _figures(latest(processes)),
         "ledger": await visit.read(read_ledger_health, LedgerHealth),
         "reports": await visit.read(list_reports, ReportList, query={"limit": "8", "level": "info"}),
+        "overrides": await visit.read(list_overrides, OverrideList),
         "plots": plots_of(processes, visit.call.deps.now()),
     }
     return Html("overview.html", values, is_live=True)
@@ -64,13 +66,22 @@ def _figures(samples: list[Sample]) -> dict[str, float | None]:
     }
 
 
+@view("/ops/overrides")
+async def set_for_a_time(visit: Visit) -> ViewResult:
+    """All that operators have set for a time."""
+    return Html("overrides.html", {"overrides": await visit.read(list_overrides, OverrideList)}, is_live=True)
+
+
 @view("/ops/providers")
 async def providers(visit: Visit) -> ViewResult:
-    """Every provider, each with its reports."""
+    """Every provider, each with its reports and what is set for it."""
     found = await visit.read(list_providers, ProviderList)
     names = [] if isinstance(found, Refusal) else [each.name for each in found.data]
+    models = visit.call.deps.catalog().models.values()
     values = {
         "providers": found,
+        "models": {name: [each.id for each in models if each.upstream.provider == name] for name in names},
+        "overrides": await visit.read(list_overrides, OverrideList),
         "reports": {
             name: await visit.read(list_reports, ReportList, query={"provider": name, "limit": "5"})
             for name in names

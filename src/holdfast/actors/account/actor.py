@@ -178,7 +178,7 @@ class AccountActor(JournaledActor):
         self._replies = RecentReplies(account_id, replies_max=limits.replies_max, ttl_s=limits.idempotency_ttl_s)
         self._database = database
         self._orders: AccountOrders | None = None
-        self._create_rate = CreateRate(limits.task_creates_per_s, limits.task_creates_burst)
+        self._create_rate = CreateRate(limits, account_id)
 
     def log_ids(self) -> dict[str, str]:
         """The account's."""
@@ -404,7 +404,7 @@ class AccountActor(JournaledActor):
             refusal = key.refuse_hold(request.hold_micro)
             if refusal is not None:
                 return self._units.refuse(command, refusal)
-        refusal = self._create_rate.refuse()
+        refusal = self._create_rate.refuse(self._now)
         if refusal is not None:
             # It does not depend on the account's state, so the rows need not confirm it.
             return refusal

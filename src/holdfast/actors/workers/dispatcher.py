@@ -81,7 +81,8 @@ class Dispatcher(Worker):
 
     One process does that for all. Every process takes over tasks of ended ones, and follows up its own.
 
-    ``slots`` returns the number of slots by provider. ``removed`` returns whether a provider left the
+    ``slots`` returns the number of slots by provider, ``paused_models`` those whose waiting tasks stay where they
+    are. ``removed`` returns whether a provider left the
     catalog longer than its grace period ago, ``leases_are_reliable`` whether an expired lease proves that its
     process has ended, ``silences`` which kinds of call a provider does not answer. ``due`` says what the rows may
     have; without it they are always checked.
@@ -96,6 +97,7 @@ class Dispatcher(Worker):
         database: Database,
         tasks: Directory,
         slots: Callable[[], Mapping[str, int]],
+        paused_models: Callable[[], Sequence[str]] = tuple,
         now: Now,
         process: Process,
         removed: Callable[[str], bool] = lambda _: False,
@@ -108,6 +110,7 @@ class Dispatcher(Worker):
         self._database = database
         self._tasks = tasks
         self._slots = slots
+        self._paused_models = paused_models
         self._now = now
         self._process = process
         self._removed = removed
@@ -167,7 +170,8 @@ class Dispatcher(Worker):
         if provider in self._arrived:
             if len(self._arrived[provider]) < slots:
                 self._arrived[provider].append(request_id)
-        elif self._backlog.get(provider, True) or not self._free(provider):
+        elif self._backlog.get(provider, True) or not self._free(provider) or self._paused_models():
+            # A claim, which knows each task's model, assigns slots while any is paused.
             self._backlog[provider] = True
             self._check_within(CHECK_DUE_EVERY_S)
         else:
@@ -350,18 +354,19 @@ class Dispatcher(Worker):
             return
         self._claimed_at = trio.current_time()
         self._freed.discard(provider)
-        now, after = self._now(), self._served.get(provider, FIRST)
+        now, after, paused = self._now(), self._served.get(provider, FIRST), self._paused_models()
         # Unknown until the claim has succeeded.
         self._backlog[provider] = True
         self._arrived[provider] = []
         try:
             waiting, self._served[provider] = await self._database.work(
-                claim_waiting, provider, slots=free, after=after, now=now
+                claim_waiting, provider, slots=free, after=after, now=now, paused=paused
             )
         finally:
             arrived = self._arrived.pop(provider)
         # As many as there are slots may not be all that arrived.
-        self._backlog[provider] = len(waiting) == free or len(arrived) >= self._slots().get(provider, 0)
+        is_full = len(waiting) == free or len(arrived) >= self._slots().get(provider, 0)
+        self._backlog[provider] = is_full or bool(paused)
         for request_id in waiting:
             self._take(provider, request_id)
         for request_id in arrived:

@@ -16,6 +16,7 @@ import trio
 from holdfast.actors.workers.passes import LOOK_S, one_pass
 from holdfast.ledger.clock import Now
 from holdfast.persistence.claims.due_work import KINDS, DueKind, find_due
+from holdfast.persistence.operators.overrides import Overrides
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 
@@ -28,10 +29,11 @@ WaitDue = Callable[[], Awaitable[None]]
 
 
 class DueWork:
-    """Looks every second. ``me`` is this process."""
+    """Looks every second. ``me`` is this process, and ``overrides`` what it knows of these."""
 
-    def __init__(self, *, database: Database, me: str, now: Now) -> None:
+    def __init__(self, *, database: Database, overrides: Overrides, me: str, now: Now) -> None:
         self._database = database
+        self._overrides = overrides
         self._me = me
         self._now = now
         self._waiting: dict[trio.Event, frozenset[DueKind]] = {}
@@ -50,8 +52,14 @@ class DueWork:
             await trio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Find what there may be to do, and wake those who wait for it. Raises :class:`DatabaseAway`."""
-        self.found = await self._database.look(find_due, self._now(), me=self._me)
+        """Find what there may be to do, and wake those who wait for it. Raises :class:`DatabaseAway`.
+
+        Overrides that were changed are read at once.
+        """
+        seen = self._overrides.seen
+        self.found = await self._database.look(find_due, self._now(), me=self._me, overrides_seen=seen)
+        if "overrides" in self.found:
+            await self._overrides.reread()
         for event, kinds in self._waiting.items():
             if not kinds.isdisjoint(self.found):
                 event.set()

@@ -28,8 +28,8 @@ route = RouteTable("Models")
 )
 async def list_compatible_models(call: Call) -> Outcome:
     """A credential is not needed; one that is sent is ignored."""
-    models = call.deps.catalog().models.values()
-    return CompatibleModelList(object="list", data=[model_body(ModelBody, model) for model in models])
+    models, overrides = call.deps.catalog().models.values(), call.deps.operating.overrides
+    return CompatibleModelList(object="list", data=[model_body(ModelBody, overrides, model) for model in models])
 
 
 @route(
@@ -43,7 +43,9 @@ async def read_model(call: Call) -> Outcome:
     """A disabled model is shown too, with its status."""
     model_id, catalog = call.path["model_id"], call.deps.catalog()
     model = catalog.models.get(model_id)
-    return model_not_found(model_id, catalog.models) if model is None else model_details(catalog, model)
+    if model is None:
+        return model_not_found(model_id, catalog.models)
+    return model_details(catalog, call.deps.operating.overrides, model)
 
 
 @route(
@@ -54,8 +56,8 @@ async def read_model(call: Call) -> Outcome:
 )
 async def list_models(call: Call) -> Outcome:
     """Disabled models are listed with their status."""
-    catalog = call.deps.catalog()
-    return ModelList(data=[model_details(catalog, model) for model in catalog.models.values()])
+    catalog, overrides = call.deps.catalog(), call.deps.operating.overrides
+    return ModelList(data=[model_details(catalog, overrides, model) for model in catalog.models.values()])
 
 
 @route(

@@ -234,6 +234,12 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     # Catalog and quotes.
     "model_not_found": ErrorRow(404, NOT_FOUND, "the model does not exist"),
     "model_not_available": ErrorRow(400, INVALID, "the model is disabled"),
+    "model_paused": ErrorRow(
+        503,
+        PROVIDER,
+        "an operator has paused the model or the provider that runs it; `message` says until when, and may say why",
+        retry_after_s=60,
+    ),
     "model_not_async": ErrorRow(400, INVALID, "the model does not run as a task"),
     "invalid_input": ErrorRow(400, INVALID, "the model's schema refuses the input; `errors` lists where and why"),
     "quote_unavailable": ErrorRow(

@@ -68,8 +68,8 @@ class ServedPage:
 
     @property
     def rule(self) -> str:
-        """The path in the web framework's syntax."""
-        return self.path.replace("{", "<").replace("}", ">")
+        """The path in the web framework's syntax; a model's id may contain slashes."""
+        return self.path.replace("{model_id}", "<path:model_id>").replace("{", "<").replace("}", ">")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
+from holdfast.persistence.operators.overrides import Overrides
 from holdfast.providers.media.health import ProviderState
 from holdfast.providers.media.provider_check import CheckStep
 from holdfast.supervision.control.messages import MemberView
@@ -83,12 +84,13 @@ class Operating:
 
     ``report`` reports what one of them has done; ``reports`` are those of everything. ``controls`` reach every
     process; ``readiness`` and ``metrics_text`` are those of this one, and ``refused`` counts the requests that it
-    refuses.
+    refuses. ``overrides`` are what it knows of what operators have set for a time.
     """
 
     report: Callable[[Report], None]
     reports: ReportFeed
     refused: RefusedRequests
+    overrides: Overrides
     readiness: Callable[[], Readiness]
     metrics_text: Callable[[], Awaitable[bytes]]
     controls: ProcessControls

@@ -13,6 +13,8 @@ from holdfast.ledger.catalog.models import Modality, Model, ModelStatus, RunType
 from holdfast.ledger.catalog.terms import PricingMode, Rate, Terms, Units
 from holdfast.ledger.money import CURRENCY, format_amount, format_price
 from holdfast.ledger.public_types import Amount, Currency, FreeForm, Time
+from holdfast.persistence.operators.overrides import Overrides
+from holdfast.persistence.records.operator_tables import NewTasks
 
 
 class TierBody(msgspec.Struct, frozen=True):
@@ -47,6 +49,17 @@ class PricingBody(msgspec.Struct, frozen=True):
     """Prices that apply to some inputs instead; the first that fits counts."""
 
 
+class Pause(msgspec.Struct, frozen=True):
+    """A pause of a model, or of the provider that runs it."""
+
+    until: Time
+    """When it ends, if it is not ended before."""
+    new_tasks: NewTasks
+    """`wait`: tasks are created and start when it ends; `refuse`: none is created (`model_paused`)."""
+    note: str | None
+    """Why it is paused, for customers; null if that is not said."""
+
+
 class ModelBody(msgspec.Struct, frozen=True):
     """A model. The price a customer pays is the base price times `markup_multiplier`."""
 
@@ -71,6 +84,8 @@ class ModelBody(msgspec.Struct, frozen=True):
     """A decimal string that base prices are multiplied by."""
     status: ModelStatus
     """`disabled` models cannot be used, `deprecated` ones can."""
+    paused: Pause | None
+    """Its pause; null if it is not paused."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -160,6 +175,8 @@ class QuoteBody(msgspec.Struct, frozen=True):
     """Whether the charge will be the estimate; false if it depends on the result."""
     estimate: Estimate
     """The expected cost."""
+    paused: Pause | None
+    """The pause of the model; null if it is not paused."""
 
 
 def _unit_price(rate: Rate) -> str:
@@ -167,14 +184,22 @@ def _unit_price(rate: Rate) -> str:
     return max(given, key=Decimal, default="0")
 
 
-def model_body(shape: type[S], model: Model, **fields: object) -> S:
-    return render(shape, model, object="model", provider=model.upstream.provider, **fields)
+def pause_body(overrides: Overrides, model: str, provider: str) -> Pause | None:
+    found = overrides.pause_of(model, provider)
+    return None if found is None else render(Pause, found, until=found.ends_at)
 
 
-def model_details(catalog: Catalog, model: Model) -> ModelDetails:
+def model_body(shape: type[S], overrides: Overrides, model: Model, **fields: object) -> S:
+    provider = model.upstream.provider
+    paused = pause_body(overrides, model.id, provider)
+    return render(shape, model, object="model", provider=provider, paused=paused, **fields)
+
+
+def model_details(catalog: Catalog, overrides: Overrides, model: Model) -> ModelDetails:
     example = catalog.examples.get(model.id)
     return model_body(
         ModelDetails,
+        overrides,
         model,
         estimate=None if example is None else estimate_body(example),
         output=model.hosting.content_types,

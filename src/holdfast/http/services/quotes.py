@@ -7,7 +7,7 @@ from functools import partial
 
 from holdfast.http.kit.calls import Call
 from holdfast.http.schemas.common import QuoteRequest, render
-from holdfast.http.schemas.models import QuoteBody, estimate_body
+from holdfast.http.schemas.models import QuoteBody, estimate_body, pause_body
 from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.catalog.seals import SealedQuote, seal_quote
 from holdfast.ledger.ids import new_id
@@ -49,4 +49,5 @@ async def made_quote(call: Call, wanted: QuoteRequest) -> QuoteBody | Refusal:
         quote_id=seal_quote(sealed, deps.settings.quote_keys[0]),
         currency=CURRENCY,
         estimate=estimate_body(priced.terms),
+        paused=pause_body(deps.operating.overrides, priced.terms.model, priced.terms.provider),
     )

@@ -64,6 +64,7 @@ CREATE_ERRORS: Final = (
     "model_not_found",
     "model_not_available",
     "model_not_async",
+    "model_paused",
     "invalid_input",
     "quote_unavailable",
     "concurrency_limit_exceeded",
@@ -423,7 +424,8 @@ def _price(
     """Price an input for a model that can run as a task.
 
     With a quote for the model the input is priced by the quote's version of the catalog, so that a later change of
-    a default or a tier does not void it. A model that is disabled now is refused.
+    a default or a tier does not void it. A model that is disabled now is refused, and one that is paused if its
+    new tasks do not wait.
     """
     catalog = deps.catalog()
     model = catalog.models.get(model_id)
@@ -436,7 +438,10 @@ def _price(
             message=f"The model '{model.id}' is priced only: it does not run as a task.",
             param="model",
         )
-    return quote_input(catalog, model_id, given, base_url=deps.urls.base, is_public=is_public_url)
+    priced = quote_input(catalog, model_id, given, base_url=deps.urls.base, is_public=is_public_url)
+    if isinstance(priced, Refusal):
+        return priced
+    return deps.operating.overrides.refuse_new(priced.terms.model, priced.terms.provider) or priced
 
 
 def _refuse_cost(hold_micro: int, max_credits: str | None) -> Refusal | None:

@@ -29,10 +29,12 @@ DueKind: TypeAlias = Literal[
     "coupon_claims",
     "closings",
     "archives",
+    "overrides",
 ]
 """Unfinished tasks; processes that may have ended; orders and accounts with a top-up that are due; money of orders
-that moved lately, which may have no receipt; events that are not delivered; stored contents, files and inputs; lots
-that have expired; claims of coupons that have not ended; accounts to close or to delete; archives to make."""
+that moved lately, which may have no receipt; events that are not delivered; stored contents, files and inputs;
+lots that have expired; claims of coupons that have not ended; accounts to close or to delete; archives to make;
+overrides that this process has not read."""
 
 KINDS: Final[frozenset[DueKind]] = frozenset(get_args(DueKind))
 MONEY_MOVED_WITHIN: Final = timedelta(seconds=60)
@@ -61,19 +63,24 @@ _CONDITIONS: Final[dict[DueKind, str]] = {
         "exists (select from archives where made_at is null and claimed_until <= :now "
         f"and tries < {TRIES_MAX})"
     ),
+    "overrides": "(select coalesce(sum(version), 0) from overrides) <> :overrides_seen",
 }  # fmt: skip
 _QUERY: Final = RepeatedQuery(
     text(" union all ".join(f"select '{kind}' as kind where {found}" for kind, found in _CONDITIONS.items()))
 )
 
 
-def find_due(rows: Connection, now: datetime, *, me: str) -> frozenset[DueKind]:
-    """Return the kinds of which there may be work at ``now`` for the process ``me``."""
+def find_due(rows: Connection, now: datetime, *, me: str, overrides_seen: int) -> frozenset[DueKind]:
+    """Return the kinds of which there may be work at ``now`` for the process ``me``.
+
+    ``overrides_seen`` is the sum of the versions of the overrides that it knows.
+    """
     found = _QUERY.rows(
         rows,
         {
             "now": now,
             "me": me,
+            "overrides_seen": overrides_seen,
             "moved_after": now - MONEY_MOVED_WITHIN,
             "claimed_by": now - timedelta(seconds=CLAIM_OVERDUE_S),
         },

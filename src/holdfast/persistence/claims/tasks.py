@@ -42,13 +42,14 @@ _ACCOUNTS = text(
     "  where p.number < :probed_max"
     # The recursion goes no further than this limit asks for.
     ") select p.account_id from probed p where exists (select from tasks t where t.provider = :provider "
-    "and not t.dispatched and t.account_id = p.account_id and t.wake_at <= :now) limit :most"
+    "and not t.dispatched and t.account_id = p.account_id and t.wake_at <= :now "
+    "and t.model <> all(cast(:paused as text[]))) limit :most"
 )
 _CLAIM_WAITING = text(
     "with due as (select w.request_id, a.position, w.wake_at from "
     "unnest(cast(:accounts as text[])) with ordinality a (account_id, position) cross join lateral ("
     "  select t.request_id, t.wake_at from tasks t where t.provider = :provider and not t.dispatched "
-    "  and t.account_id = a.account_id and t.wake_at <= :now "
+    "  and t.account_id = a.account_id and t.wake_at <= :now and t.model <> all(cast(:paused as text[])) "
     "  order by t.wake_at limit :share for update skip locked) w limit :slots) "
     "update tasks t set wake_at = :now + make_interval(secs => :lease_s) from due "
     "where t.request_id = due.request_id returning t.request_id, t.account_id, due.position, due.wake_at as due_at"
@@ -184,9 +185,9 @@ class FollowUp(NamedTuple):
 
 
 def claim_waiting(
-    rows: Connection, provider: str, *, slots: int, after: str, now: datetime
+    rows: Connection, provider: str, *, slots: int, after: str, now: datetime, paused: Sequence[str] = ()
 ) -> tuple[list[str], str]:
-    """Claim up to ``slots`` waiting tasks of a provider, of accounts in turn.
+    """Claim up to ``slots`` waiting tasks of a provider, of accounts in turn, none of a ``paused`` model.
 
     The turn begins with the account that follows ``after``. Returns the tasks, round by round with one of each
     account, and the account that was served last.
@@ -194,7 +195,7 @@ def claim_waiting(
     claimed: list[str] = []
     while len(claimed) < slots:
         left = slots - len(claimed)
-        due = _accounts_in_turn(rows, provider, after, left, now)
+        due = _accounts_in_turn(rows, provider, after, left, now=now, paused=paused)
         if not due:
             break
         # With more slots than accounts, each account gets the same share; the rest goes to the next round.
@@ -208,6 +209,7 @@ def claim_waiting(
                 "slots": left,
                 "now": now,
                 "lease_s": LEASE_S,
+                "paused": list(paused),
             },
         ).all()
         if not found:
@@ -220,7 +222,9 @@ def claim_waiting(
     return claimed, after
 
 
-def _accounts_in_turn(rows: Connection, provider: str, after: str, most: int, now: datetime) -> list[str]:
+def _accounts_in_turn(
+    rows: Connection, provider: str, after: str, most: int, *, now: datetime, paused: Sequence[str]
+) -> list[str]:
     """Return accounts with a task that is due: those after ``after`` first, then from the beginning up to it."""
     due: list[str] = []
     for first, last in ((after, _LAST), (FIRST, after)):
@@ -232,6 +236,7 @@ def _accounts_in_turn(rows: Connection, provider: str, after: str, most: int, no
                 "probed_max": max(ACCOUNTS_PROBED_MAX, most),
                 "most": most - len(due),
                 "now": now,
+                "paused": list(paused),
             }
             due += rows.execute(_ACCOUNTS, probe).scalars()
     return due

@@ -10,6 +10,12 @@ from holdfast.persistence.records.table_base import Int32, columns_of, index, ta
 ActionResult = Literal["done", "refused", "failed", "unknown"]
 """``unknown``: its caller stopped waiting, so the effect may have happened or not."""
 
+OverrideKind = Literal["provider_slots", "provider_pause", "model_pause", "account_creates"]
+"""What an override is for: the jobs that a provider runs at once; new tasks of a provider, or of a model; how many
+tasks an account creates in a second.
+"""
+NewTasks = Literal["wait", "refuse"]
+
 PoisonState = Literal["kept", "replaying", "unknown", "replayed", "discarded"]
 """``unknown``: a replay had no result, so the message may have taken effect."""
 
@@ -38,6 +44,26 @@ class OperatorAction(NamedTuple):
     code: str | None = None
     parameters: dict[str, str] | None = None
     effect: dict[str, str] | None = None
+
+
+class Override(NamedTuple):
+    """What an operator has set for a time in place of the catalog or a setting, the newest of its kind and subject.
+
+    ``subject`` is a provider's name, a model's id or an account's. A pause has ``new_tasks``, the others a
+    ``number``: of slots, or of creates a second. ``note`` is for customers. ``version`` counts its changes.
+    """
+
+    kind: OverrideKind
+    subject: str
+    number: float | None
+    new_tasks: NewTasks | None
+    reason: str
+    note: str | None
+    operator: str
+    action_id: str
+    set_at: datetime
+    ends_at: datetime
+    version: Int32 = 1
 
 
 class OperatorSession(NamedTuple):
@@ -109,6 +135,9 @@ operator_sessions = table(
     *columns_of(OperatorSession, without=["disabled_at"]),
     index("ix_operator_sessions_expires_at", "expires_at"),
 )
+
+# One that has ended stays: the sum of the versions, which never falls, says whether any was changed.
+overrides = table("overrides", ["kind", "subject"], *columns_of(Override))
 
 poison_messages = table(
     "poison_messages",

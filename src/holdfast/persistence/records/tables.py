@@ -35,6 +35,7 @@ from holdfast.persistence.records.operator_tables import (
     check_callbacks,
     operator_actions,
     operator_sessions,
+    overrides,
     poison_messages,
 )
 from holdfast.persistence.records.rows import (
@@ -64,7 +65,7 @@ from holdfast.persistence.records.table_base import Int16, Int32, columns, colum
 
 __all__ = [
     "check_callbacks", "coupon_tries", "coupon_uses", "coupons", "credit_lots", "metadata", "operator_actions",
-    "operator_sessions", "poison_messages", "statement_keys",
+    "operator_sessions", "overrides", "poison_messages", "statement_keys",
 ]  # fmt: skip
 
 accounts = table(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -25,6 +26,8 @@ from holdfast.actors.workers.worker import Worker
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.claims.processes import MemberState
+from holdfast.persistence.operators.overrides import Overrides
+from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.media.health import ProviderState
 from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import (
@@ -41,6 +44,7 @@ from holdfast.supervision.control.messages import (
     ListLines,
     ListRefusedRequests,
     ListSlowTurns,
+    OverridesKnown,
     ProcessDescription,
     ProcessIdentity,
     ProfileLoop,
@@ -48,6 +52,7 @@ from holdfast.supervision.control.messages import (
     RaiseLevel,
     ReadSamples,
     RefusedRequestList,
+    RereadOverrides,
     RestartChild,
     SampleList,
     SlowTurnList,
@@ -93,6 +98,7 @@ class ControlledProcess:
     conditions: Conditions
     provider_states: Callable[[], Mapping[str, ProviderState]]
     samples: SampleRing
+    overrides: Overrides
     drain: Callable[[], None]
 
 
@@ -176,6 +182,10 @@ class ControlActor(Worker):
                 return LevelList(levels.list())
             case ListLevels():
                 return LevelList(levels.list())
+            case RereadOverrides():
+                with suppress(DatabaseAway):
+                    await self._process.overrides.reread()
+                return OverridesKnown(self._process.overrides.seen)
             case DrainProcess():
                 log.warning("draining for an operator", reason=message.reason)
                 self._process.drain()

@@ -1,4 +1,4 @@
-"""The commands to a control actor, and their replies. All are answered from memory, without the database.
+"""The commands to a control actor, and their replies. All are answered from memory, and while the database is away.
 
 The ``key`` of a command is that of the actor, or the one shown for it: a sign-in actor's own is an e-mail address.
 """
@@ -201,6 +201,12 @@ class SampleList(msgspec.Struct, frozen=True):
     """The samples, oldest first."""
 
 
+class OverridesKnown(msgspec.Struct, frozen=True):
+    """A process knows the overrides of these versions; -1: none yet."""
+
+    seen: int
+
+
 class Draining(msgspec.Struct, frozen=True):
     """The process stops in order: it finishes what it has accepted, and then ends."""
 
@@ -366,6 +372,12 @@ class RaiseLevel(Command["LevelList"], frozen=True):
     reason: str
 
 
+class RereadOverrides(Command["OverridesKnown"], frozen=True):
+    """Read the overrides again, unless the database is away: one was changed."""
+
+    is_idempotent: ClassVar[bool] = True
+
+
 class DrainProcess(Command["Draining"], frozen=True):
     """Stop the process in order, as at SIGTERM."""
 
@@ -386,6 +398,7 @@ ControlCommand: TypeAlias = (
     | ProfileLoop
     | ReadSamples
     | RaiseLevel
+    | RereadOverrides
     | DrainProcess
     | ChildAction
     | GroupCommand

@@ -55,7 +55,7 @@ class ProviderDetails(msgspec.Struct, frozen=True, kw_only=True):
     tasks: dict[str, int] | None
     """How many of its tasks have not ended, by status; null while the database is away."""
     slots: int | None
-    """How many jobs it runs at once by the catalog; null for no limit, and while the database is away."""
+    """How many jobs it runs at once, by the catalog or an operator; null if the catalog has it no more."""
     slots_used: int | None
     """How many of them are taken by jobs that may still be running; null while the database is away."""
     oldest_queued_s: float | None
@@ -107,7 +107,7 @@ def _provider(call: Call, name: str, views: list[ProviderView], backlog: Backlog
         errors=_sum(view.errors for view in views),
         callbacks_refused=_sum(view.callbacks_refused for view in views),
         tasks=None if backlog is None else {status: n for (of, status), n in backlog.tasks.items() if of == name},
-        slots=None if config is None else config.concurrency,
+        slots=None if config is None else call.deps.operating.overrides.slots({name: config.concurrency})[name],
         slots_used=None if backlog is None else backlog.slots_used.get(name, 0),
         oldest_queued_s=None if backlog is None else backlog.queued_age_s.get(name),
     )
