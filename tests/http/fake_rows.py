@@ -35,6 +35,7 @@ class AwayRows:
         raise DatabaseAway("the server is gone", retry_after_s=2.0)
 
     examine = read
+    scan = read
 
 
 @dataclass

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 import httpx2
 from tests.strict_html import StrictHtml
 
+from holdfast.telemetry.costs import Costs
 from holdfast_console.forms import Message, read_message
 
 from .stage import Stage
@@ -78,5 +79,6 @@ def message_of(response: httpx2.Response) -> Message:
 def answer_controls(stage: Stage, **answers: Any) -> Any:
     """Let the control actors of one process answer by the command's name."""
     controls: Any = stage.deps.operating.controls
+    answers = {"ReadCosts": Costs({}, {}), **answers}
     controls.answer = lambda command: answers[type(command).__name__]
     return controls

@@ -28,6 +28,7 @@ from holdfast.http.kit.routes import HEALTH_PATHS, OrderIdConverter, Route, Task
 from holdfast.http.kit.values import shown
 from holdfast.ledger.refusals import Refusal
 from holdfast.telemetry import metrics
+from holdfast.telemetry.costs import costs
 from holdfast.telemetry.logs import levels, log_raised
 from holdfast.telemetry.logs.raised import about
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
@@ -152,9 +153,19 @@ def _finish(deps: Dependencies, request: HoldfastRequest, response: Response) ->
         _count_refused(deps, request, response)
     if levels.any:
         _log_request(request, response.status_code, duration_s)
+    _count_costs(request)
     end_trace(request, response.status_code)
     _histogram(request.endpoint or "none", response.status_code).observe(duration_s)
     return response
+
+
+def _count_costs(request: HoldfastRequest) -> None:
+    """Count a request by its route and, if its credential is an account's, by that and its key."""
+    costs.add("route", request.endpoint or "none")
+    if request.caller and request.caller.startswith("acct_"):
+        costs.add("account", request.caller)
+        if key := key_prefix_sent(request.sent[b"authorization"]):
+            costs.add("key", key)
 
 
 def _log_request(request: HoldfastRequest, status: int, duration_s: float) -> None:

@@ -17,6 +17,7 @@ import trio
 from holdfast.ledger.clock import Now, format_time, utc_now
 from holdfast.ledger.public_types import MemberId, Time
 from holdfast.telemetry import metrics
+from holdfast.telemetry.costs import costs
 from holdfast.telemetry.logs import keep_refusal
 from holdfast.telemetry.reports.conditions import OTHERS, UNAVAILABLE, Conditions
 from holdfast.telemetry.scrubbing import spelled
@@ -116,6 +117,8 @@ class RefusedRequests:
         is_unknown_key = caller is None and key_prefix is not None
         caller = spelled(caller or key_prefix or origin)
         metrics.REFUSALS.labels(str(status), code).inc()
+        costs.add("refused_code", code)
+        costs.add("refused_caller", caller)
         if status == 503 and code not in NO_OUTAGE and not is_of_share:
             self._conditions.failed(UNAVAILABLE, "", code)
         self._ring.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.http.endpoints.operators.books import LedgerHealth, read_ledger_health
+from holdfast.http.endpoints.operators.costs import CostReport, list_costs
 from holdfast.http.endpoints.operators.overrides import OverrideList, list_overrides
 from holdfast.http.endpoints.operators.processes import ProcessSamples, Tree, list_samples, read_tree
 from holdfast.http.endpoints.operators.providers import ProviderList, list_providers
@@ -37,6 +38,7 @@ async def overview(visit: Visit) -> ViewResult:
         "ledger": await visit.read(read_ledger_health, LedgerHealth),
         "reports": await visit.read(list_reports, ReportList, query={"limit": "8", "level": "info"}),
         "overrides": await visit.read(list_overrides, OverrideList),
+        "costs": await visit.read(list_costs, CostReport, query={"credit": "known"}),
         "plots": plots_of(processes, visit.call.deps.now()),
     }
     return Html("overview.html", values, is_live=True)
@@ -64,6 +66,13 @@ def _figures(samples: list[Sample]) -> dict[str, float | None]:
         "actors_active": sum(sample.actors_active for sample in samples),
         "connections_open": sum(sample.connections_open for sample in samples),
     }
+
+
+@view("/ops/costs")
+async def who_costs_most(visit: Visit) -> ViewResult:
+    """The largest of each kind in the last minutes, or in a day."""
+    time = "day" if visit.parameter("time") == "day" else "minutes"
+    return Html("costs.html", {"costs": await visit.read(list_costs, CostReport), "time": time}, is_live=True)
 
 
 @view("/ops/overrides")

@@ -19,6 +19,7 @@ the mailbox ``_envelope.Envelope``, in the future ``Future._get_hook``.
 from __future__ import annotations
 
 import functools
+import time
 from enum import Enum
 from types import CoroutineType, TracebackType
 from typing import ClassVar, Literal, NoReturn, Protocol
@@ -32,6 +33,7 @@ from holdfast.actors.runtime.faults import Crashed, EndedByOperator, OutcomeUnkn
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage, TrioFuture
 from holdfast.actors.runtime.refs import StoppedFlag
 from holdfast.telemetry import metrics
+from holdfast.telemetry.costs import TimedTurn, costs
 from holdfast.telemetry.logs import levels, log_raised
 from holdfast.telemetry.logs.raised import about
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
@@ -194,6 +196,9 @@ class TrioActor(pykka.Actor):
         traceparent.set(trace if span is None else span.traceparent)
         if levels.any:
             about.set((self.kind, *self.log_ids().values()))
+        timed: TimedTurn | None = None
+        began_cpu_s = time.thread_time()
+        cpu_s = 0.0
         try:
             message = envelope.message
             # The others are pykka's own, of its proxies.
@@ -201,7 +206,8 @@ class TrioActor(pykka.Actor):
                 self.on_receive(message) if isinstance(message, Struct) else self._handle_receive(message)
             )
             if type(result) is CoroutineType:
-                result = await result
+                cpu_s, timed = time.thread_time() - began_cpu_s, TimedTurn(result)
+                result = await timed
         except trio.Cancelled:
             envelope.fail(OutcomeUnknown("the actor was stopped while handling the command"))
             raise
@@ -210,6 +216,8 @@ class TrioActor(pykka.Actor):
         else:
             self._finish(envelope, result)
         finally:
+            cpu_s = time.thread_time() - began_cpu_s if timed is None else cpu_s + timed.cpu_s
+            costs.add("turns", self.log_ids().get("account_id", self.kind), cpu_s)
             ended_at = trio.current_time()
             turns.observe(ended_at - now)
             slow = turns_of(self.kind, self.last_message.__name__)

@@ -46,6 +46,7 @@ from holdfast.persistence.server.lookups import Lookup
 from holdfast.providers.outbound.urls import is_public_url
 from holdfast.providers.outbound.webhook_post import URL_MAX_CHARS, can_be_posted_to
 from holdfast.telemetry import metrics
+from holdfast.telemetry.costs import costs
 from holdfast.telemetry.traces import other_request_id, traceparent
 
 log = structlog.get_logger(__name__)
@@ -171,6 +172,9 @@ async def _ask_account(
 ) -> CreateReply:
     reply: CreateReply
     account = call.deps.accounts.ref(key.account_id)
+    if isinstance(command, CreateTask):
+        costs.add("model", command.request.terms.model)
+        costs.add("provider", command.request.terms.provider)
     if isinstance(command, CreateTask) and command.request.files:
         command = await _claim_files(call, key.account_id, command)
     if isinstance(command, Refusal):

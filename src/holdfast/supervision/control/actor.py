@@ -50,6 +50,7 @@ from holdfast.supervision.control.messages import (
     ProfileLoop,
     ProviderView,
     RaiseLevel,
+    ReadCosts,
     ReadSamples,
     RefusedRequestList,
     RereadOverrides,
@@ -63,6 +64,7 @@ from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.faults import NotRunning
 from holdfast.supervision.status import ChildStatus
 from holdfast.supervision.supervisor import Supervisor
+from holdfast.telemetry.costs import costs
 from holdfast.telemetry.logs import find_lines, levels, raise_level
 from holdfast.telemetry.metrics.figures import UNKNOWN, figures_of, frequent_refusals, slowest_routes
 from holdfast.telemetry.metrics.samples import SampleRing
@@ -175,6 +177,8 @@ class ControlActor(Worker):
                 return SlowTurnList(slowest_turns(message.limit))
             case ProfileLoop():
                 return await self._profile(message.for_s)
+            case ReadCosts():
+                return costs.read()
             case ReadSamples():
                 return SampleList(self._process.identity.member_id, [*self._process.samples.since(message.since)])
             case RaiseLevel():

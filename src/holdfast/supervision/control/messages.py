@@ -18,6 +18,7 @@ from holdfast.supervision.dead_letters import DeadLetter, DeadReason
 from holdfast.supervision.keyed_child import ActorState
 from holdfast.supervision.keyed_group import KeyRestart
 from holdfast.supervision.status import ChildStatus, Work
+from holdfast.telemetry.costs import Costs
 from holdfast.telemetry.logs.raised import RaisedLevel
 from holdfast.telemetry.metrics.figures import ProviderFigures, RefusalFigures, RouteFigures
 from holdfast.telemetry.metrics.samples import Sample
@@ -363,6 +364,12 @@ class ResumeGroup(_OnGroup, frozen=True):
     """End a group's pause, whether an operator or crashes began it."""
 
 
+class ReadCosts(Command[Costs], frozen=True):
+    """Return what is counted of who and what costs most."""
+
+    is_idempotent: ClassVar[bool] = True
+
+
 class RaiseLevel(Command["LevelList"], frozen=True):
     """Write the lines at ``debug`` of a subject for ``for_s`` seconds (0: no longer), at most ``lines_per_s``."""
 
@@ -397,6 +404,7 @@ ControlCommand: TypeAlias = (
     | ListSlowTurns
     | ProfileLoop
     | ReadSamples
+    | ReadCosts
     | RaiseLevel
     | RereadOverrides
     | DrainProcess

@@ -1,0 +1,172 @@
+"""Who and what costs most in this process: the largest counts of requests, refusals and CPU, in bounded memory.
+
+Counts are of minutes, ten of them, and of hours, 24. Each keeps the largest names, and counts a name that it does
+not know from the largest count that it has dropped: one that comes late is found if it is large, and is shown with
+by how much its count may be too large. A sum lacks what a name had in minutes in which it was among the smallest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from heapq import nlargest
+from types import CoroutineType, FrameType
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+CostOf: TypeAlias = Literal[
+    "account", "key", "route", "model", "provider", "refused_code", "refused_caller", "turns"
+]
+"""Requests by account, key and route; creates by model and provider; refusals by code and caller; CPU seconds of
+turns by account, or by the kind of an actor that is no account's."""
+MINUTES: Final = 10
+HOURS: Final = 24
+NAMES_KEPT: Final = 64
+SHOWN_MAX: Final = 20
+
+
+class NameCount(msgspec.Struct, frozen=True):
+    """A name and its count, too large by ``over_by`` at most."""
+
+    name: str
+    count: float
+    over_by: float
+
+
+class TopCount(msgspec.Struct, frozen=True):
+    """The largest counts of a time, largest first, and the sum of all."""
+
+    total: float
+    largest: list[NameCount]
+
+
+class Costs(msgspec.Struct, frozen=True):
+    """What one process has counted in the last ten minutes, and in the last day, or since its start."""
+
+    minutes: dict[CostOf, TopCount]
+    day: dict[CostOf, TopCount]
+
+
+class _Counts:
+    """The counts of one time."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.of: dict[str, tuple[float, float]] = {}
+        self._dropped = 0.0
+
+    def add(self, name: str, count: float, over_by: float = 0.0) -> None:
+        self.total += count - over_by
+        had, had_over = self.of.get(name) or (self._dropped, self._dropped)
+        self.of[name] = had + count, had_over + over_by
+        if len(self.of) > 2 * NAMES_KEPT:
+            kept = nlargest(NAMES_KEPT, self.of.items(), key=lambda each: each[1][0])
+            self._dropped = max(
+                self._dropped, *(self.of[name][0] for name in self.of.keys() - {name for name, _ in kept})
+            )
+            self.of = dict(kept)
+
+
+class CostCounts:
+    """The counts of one process. ``counter`` is in seconds."""
+
+    def __init__(self, counter: Callable[[], float] = time.monotonic) -> None:
+        self._counter = counter
+        self._minute = int(counter() // 60)
+        self._minutes: deque[dict[CostOf, _Counts]] = deque([{}], maxlen=MINUTES)
+        self._hours: deque[dict[CostOf, _Counts]] = deque([{}], maxlen=HOURS)
+
+    def add(self, of: CostOf, name: str, count: float = 1.0) -> None:
+        """Count something of a name now."""
+        self._begin_minute()
+        counts = self._minutes[-1]
+        (counts.get(of) or counts.setdefault(of, _Counts())).add(name, count)
+
+    def _begin_minute(self) -> None:
+        now = int(self._counter() // 60)
+        while self._minute < now:
+            _add_all(self._hours[-1], self._minutes[-1])
+            self._minutes.append({})
+            self._minute += 1
+            if self._minute % 60 == 0:
+                self._hours.append({})
+            if now - self._minute > HOURS * 60:
+                # Nothing was counted for so long.
+                self._minute = now - HOURS * 60
+
+    def read(self) -> Costs:
+        """Return the largest counts."""
+        self._begin_minute()
+        return Costs(_largest(self._minutes), _largest([*self._hours, self._minutes[-1]]))
+
+
+def _add_all(to: dict[CostOf, _Counts], added: dict[CostOf, _Counts]) -> None:
+    for of, counts in added.items():
+        into = to.setdefault(of, _Counts())
+        for name, (count, over_by) in counts.of.items():
+            into.add(name, count, over_by)
+        # What was dropped of the minute is in no name.
+        into.total += counts.total - sum(count - over_by for count, over_by in counts.of.values())
+
+
+def _largest(times: Iterable[dict[CostOf, _Counts]]) -> dict[CostOf, TopCount]:
+    totals: dict[CostOf, float] = {}
+    counts: dict[CostOf, dict[str, tuple[float, float]]] = {}
+    for each in times:
+        for of, found in each.items():
+            totals[of] = totals.get(of, 0.0) + found.total
+            names = counts.setdefault(of, {})
+            for name, (count, over_by) in found.of.items():
+                had, had_over = names.get(name, (0.0, 0.0))
+                names[name] = had + count, had_over + over_by
+    return {of: top_of(totals[of], names) for of, names in counts.items()}
+
+
+def top_of(total: float, names: dict[str, tuple[float, float]]) -> TopCount:
+    """Return the largest of counts, each with by how much it may be too large."""
+    found = [NameCount(name, count, over_by) for name, (count, over_by) in names.items()]
+    return TopCount(total, sorted(found, key=lambda each: (-each.count, each.name))[:SHOWN_MAX])
+
+
+costs: Final = CostCounts()
+"""Those of this process."""
+
+
+class TimedTurn(Generator[Any, Any, object]):
+    """Awaits a coroutine and measures the CPU that its steps use; its frames are found through it."""
+
+    def __init__(self, coroutine: CoroutineType[Any, Any, object]) -> None:
+        self._coroutine = coroutine
+        self.cpu_s = 0.0
+
+    def __await__(self) -> Generator[Any, Any, object]:
+        """Run the coroutine's steps."""
+        return self
+
+    def send(self, value: Any) -> Any:
+        """Do the next step."""
+        began_s = time.thread_time()
+        try:
+            return self._coroutine.send(value)
+        finally:
+            self.cpu_s += time.thread_time() - began_s
+
+    def throw(self, *fault: Any) -> Any:
+        """Do the next step with an exception."""
+        began_s = time.thread_time()
+        try:
+            return self._coroutine.throw(*fault)
+        finally:
+            self.cpu_s += time.thread_time() - began_s
+
+    @property
+    def cr_frame(self) -> FrameType | None:
+        """The coroutine's frame."""
+        return self._coroutine.cr_frame
+
+    @property
+    def cr_await(self) -> Any:
+        """What the coroutine awaits."""
+        return self._coroutine.cr_await

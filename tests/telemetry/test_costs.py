@@ -1,0 +1,102 @@
+"""Who and what costs most in one process: bounded, by minutes and by the day, and the CPU of turns."""
+
+from __future__ import annotations
+
+import time
+from types import CoroutineType
+from typing import Any, cast
+
+import trio
+
+from holdfast.supervision.turn_watch import await_stack
+from holdfast.telemetry.costs import MINUTES, NAMES_KEPT, SHOWN_MAX, CostCounts, TimedTurn
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_large_name_that_comes_late_is_found() -> None:
+    counts = CostCounts(Clock())
+    for number in range(20 * NAMES_KEPT):
+        counts.add("account", f"small_{number}")
+    for number in range(300):
+        counts.add("account", "large")
+        counts.add("account", f"later_{number}")
+    found = counts.read().minutes["account"]
+    first = found.largest[0]
+    assert (first.name, found.total) == ("large", 20 * NAMES_KEPT + 600)
+    assert first.count - first.over_by <= 300 <= first.count
+    assert len(found.largest) == SHOWN_MAX
+    assert len(counts._minutes[-1]["account"].of) <= 2 * NAMES_KEPT
+
+
+def test_minutes_leave_the_last_ones_and_stay_in_the_day() -> None:
+    clock = Clock()
+    counts = CostCounts(clock)
+    counts.add("route", "GET /a", 5)
+    clock.now_s += 60
+    counts.add("route", "GET /b", 2)
+    both = counts.read()
+    assert [(each.name, each.count) for each in both.minutes["route"].largest] == [("GET /a", 5), ("GET /b", 2)]
+    assert both.day == both.minutes
+    clock.now_s += (MINUTES - 1) * 60
+    assert [each.name for each in counts.read().minutes["route"].largest] == ["GET /b"]
+    clock.now_s += 3600
+    found = counts.read()
+    assert "route" not in found.minutes
+    assert (found.day["route"].total, len(found.day["route"].largest)) == (7, 2)
+    clock.now_s += 24 * 3600
+    assert counts.read().day == {}
+    clock.now_s += 400 * 24 * 3600
+    counts.add("route", "GET /a")
+    assert counts.read().day["route"].total == 1
+
+
+async def test_the_steps_of_a_turn_are_measured_and_its_frames_found() -> None:
+    stacks: list[list[str]] = []
+
+    async def waiting() -> str:
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+        await trio.lowlevel.checkpoint()
+        return "done"
+
+    async def turn() -> str:
+        task = trio.lowlevel.current_task()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch, task)
+            return await waiting_here()
+
+    async def waiting_here() -> str:
+        await started.wait()
+        return await waiting()
+
+    async def watch(task: trio.lowlevel.Task) -> None:
+        await trio.lowlevel.checkpoint()
+        stacks.append(await_stack(task))
+        started.set()
+
+    started = trio.Event()
+    timed = TimedTurn(cast("CoroutineType[Any, Any, object]", turn()))
+    assert await timed == "done"
+    assert 0.02 <= timed.cpu_s < 60
+    assert any("waiting_here" in frame for frame in stacks[0])
+
+
+async def test_an_exception_goes_through_a_measured_turn() -> None:
+    async def turn() -> None:
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            cancelled.append(True)
+            raise
+
+    cancelled: list[bool] = []
+    with trio.move_on_after(0) as scope:
+        await TimedTurn(cast("CoroutineType[Any, Any, object]", turn()))
+    assert (scope.cancelled_caught, cancelled) == (True, [True])
