@@ -57,7 +57,7 @@ def test_the_supervisor_tree_is_the_one_that_runs(tmp_path: Path) -> None:
     [workers] = [child.spec.start() for child in tree._children if child.spec.child_id == "workers"]
     assert isinstance(workers, Supervisor)
     names = [child.child_id for child in workers.children()]
-    assert len(names) == 24
+    assert len(names) == 25
     assert [name for name in names if not re.search(rf"(?<![\w-]){name}(?![\w-])", shown)] == []
     emulators.close()
 

@@ -28,7 +28,7 @@ from holdfast.actors.workers.passes import LOOK_S, Schedule, repeat
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence.claims.archives import TRIES_MAX
 from holdfast.persistence.claims.coupons import CLAIM_OVERDUE_S
-from holdfast.persistence.claims.due_work import KINDS, MONEY_MOVED_WITHIN, DueKind, find_due
+from holdfast.persistence.claims.due_work import BULK_ACTIONS_GO_ON, KINDS, MONEY_MOVED_WITHIN, DueKind, find_due
 from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.operators.overrides import Overrides
 from holdfast.persistence.records.operator_tables import Override
@@ -272,6 +272,10 @@ DUE: dict[DueKind, list[tuple[str, dict[str, object]]]] = {
     "closings": [("accounts", {"closes_at": NOW})],
     "archives": [("archives", {"claimed_until": NOW})],
     "overrides": [("overrides", {"version": 1})],
+    "bulk_actions": [
+        ("operator_actions", {"action": "act_on_all", "effect": "{}"}),
+        ("operator_actions", {"action": "continue_bulk_action", "effect": "{}"}),
+    ],
 }
 NOT_DUE: list[tuple[str, dict[str, object]]] = [
     ("tasks", {}),
@@ -287,6 +291,9 @@ NOT_DUE: list[tuple[str, dict[str, object]]] = [
     ("accounts", {"closes_at": LATER}),
     ("archives", {"claimed_until": LATER}),
     ("archives", {"claimed_until": NOW, "tries": TRIES_MAX}),
+    ("operator_actions", {"action": "release_actor"}),
+    ("operator_actions", {"action": "act_on_all", "result": "done"}),
+    ("operator_actions", {"action": "act_on_all", "at": NOW - BULK_ACTIONS_GO_ON}),
 ]
 _VALUES: dict[type, object] = {datetime: NOW, str: "", int: 0, bool: False, bytes: b"", float: 0.0, list: []}
 

@@ -63,6 +63,8 @@ EXPECTED = {
     "child_running": (409, "conflict_error"),
     "member_not_found": (404, "not_found_error"),
     "poison_not_found": (404, "not_found_error"),
+    "bulk_action_not_found": (404, "not_found_error"),
+    "bulk_action_not_stopped": (409, "conflict_error"),
     "poison_not_open": (409, "conflict_error"),
     "poison_not_replayable": (409, "conflict_error"),
     "internal_error": (500, "api_error"),

@@ -177,7 +177,7 @@ async def test_the_pages_of_a_list_keep_its_filters(
     for number in (1, 2, 3):
         await api.add_task(frozen(api, number))
     first = await browser.read("/ops/tasks?provider=studio&status=review")
-    assert [link for link in first.links if "cursor" not in link and "?" in link] == []
+    assert [link for link in first.links if link.startswith("/ops/tasks?") and "cursor" not in link] == []
     next_page = next(link for link in first.links if "cursor" in link)
     assert next_page.startswith("/ops/tasks?provider=studio&status=review&cursor=")
     second = await browser.read(next_page)

@@ -62,9 +62,9 @@ TASK = {"model": "studio/image-1", "input": IMAGE}
 IMAGE_FILE = base64.b64decode(
     (load_catalog(None, kind_rules()).models["studio/edit-1"].example_input or {})["image"]
 )
-NOTHING_TO_DECIDE = {"read_review", "approve_review", "reject_review", "resolve_payment_order"}
+NOTHING_TO_DECIDE = {"read_review", "approve_review", "reject_review", "resolve_payment_order", "cancel_any_task"}
 """Operations that answer 404 or 409 here: nothing waits for an operator."""
-OF_THE_TREE = re.compile("/ops/api/(processes|actors|poison|providers|webhooks|orders)/")
+OF_THE_TREE = re.compile("/ops/api/(processes|actors|poison|providers|webhooks|orders|bulk-actions)/")
 """What operators read of the tree and act on: here no process, actor or event has these names."""
 WHY = {"reason": "a test"}
 CHILD = {"path": "holdfast/workers/sweeper", **WHY}
@@ -241,6 +241,8 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         "limit_creates": Good({"per_s": 1000, "for_s": 1, **WHY}),
         "end_override": Good({"kind": "provider_slots", "subject": "studio", **WHY}),
         "raise_log_level": Good({"subject": "/v2/task/create", **WHY}),
+        "act_on_all": Good({"act": "retry_webhook", "filter": "status=given_up", **WHY}),
+        "read_bulk_matches": Good(query={"act": "retry_webhook"}),
         "list_actors": Good(query={"group": "accounts"}),
         "create_api_key": Good({}),
         "change_api_key": Good({"name": "ci", "limit": {"credits": "900.00", "window": "month"}}),

@@ -44,6 +44,7 @@ SINGLETONS = frozenset(
         "sweeper",
         "closings",
         "archives",
+        "bulk-actions",
     }
 )
 """The work that one member does for all, besides assigning the slots of each provider."""

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 import holdfast
+from holdfast.commands.act import act_command
 from holdfast.commands.common import database, fail, quiet_ends, refuse_old_tables, report_faults, until_interrupted
 from holdfast.commands.log_level import log_level_command
 from holdfast.commands.overrides import override_command
@@ -333,6 +334,7 @@ def reports_command(
         print_reports(wanted, since, limit=limit, follow=follow, form=form)
 
 
+app.command("act", rich_help_panel=WATCH)(act_command)
 app.command("log-level", rich_help_panel=WATCH)(log_level_command)
 app.command("override", rich_help_panel=WATCH)(override_command)
 

@@ -87,13 +87,13 @@ def assemble(
         emulators={}
         if emulator_sockets is None
         else emulators_of(settings, parts.registry, emulator_sockets, local_url=local_url),
-        workers=worker_children(parts, actors, order_checks),
+        workers=worker_children(parts, actors, order_checks, lambda: deps),
+    )
+    deps = _dependencies(
+        parts, actors, order_checks=order_checks, control=control_ref, tree=tree, metrics_text=metrics_text
     )
     http = None
     if sockets is not None:
-        deps = _dependencies(
-            parts, actors, order_checks=order_checks, control=control_ref, tree=tree, metrics_text=metrics_text
-        )
         http = HttpServer(sockets, worker or 0, deps, parts.reporter, lambda: tree.is_stopping)
         add_http_server(tree, http.start)
     return Assembly(parts, tree, http)

@@ -30,6 +30,8 @@ from holdfast.actors.workers.report_writer import ReportWriter
 from holdfast.actors.workers.sampler import DatabaseMetrics, Sampler
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.cluster.members import slots_of
+from holdfast.http.endpoints.operators.bulk import BulkActions
+from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.extensions import installed_extensions
 from holdfast.ledger.alerts.account_events import AccountEventKind, account_payload
 from holdfast.ledger.clock import format_time, utc_now
@@ -63,8 +65,10 @@ Starts = dict[str, Callable[[], Child]]
 """How workers are started, by name and in start order."""
 
 
-def worker_children(parts: Parts, actors: Actors, order_checks: OrderChecks) -> Starts:
-    """Return how all workers are started.
+def worker_children(
+    parts: Parts, actors: Actors, order_checks: OrderChecks, deps: Callable[[], Dependencies]
+) -> Starts:
+    """Return how all workers are started; ``deps`` are those of operators' actions.
 
     The heartbeat comes before what falls due, so that service time is known.
     """
@@ -77,6 +81,15 @@ def worker_children(parts: Parts, actors: Actors, order_checks: OrderChecks) -> 
         | {"due-work": lambda: RunningChild(due.run)}
         | _tasks(parts, actors, due)
         | _sweeping(parts, actors, order_checks, due)
+        | {
+            "bulk-actions": lambda: RunningChild(
+                BulkActions(
+                    deps,
+                    is_ours=partial(parts.presence.has_claimed, "bulk-actions"),
+                    wait_due=due.waiting_for("bulk_actions"),
+                ).run
+            )
+        }
         | _measuring(parts, actors)
     )
     return {name: passes.of_worker(name, start) for name, start in workers.items()}

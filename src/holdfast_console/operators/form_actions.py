@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.http.endpoints import all_routes
+from holdfast.http.endpoints.operators.bulk import BulkActionBody
 from holdfast.http.endpoints.operators.providers import ProviderCheckBody
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.routes import Route
@@ -32,6 +33,8 @@ def _action_of(route: Route) -> ViewHandler:
         if isinstance(result, Refusal):
             return Redirect(return_to, Message(f"Not done: {result.message}", is_failure=True))
         assert route.action is not None
+        if isinstance(result, BulkActionBody):
+            return_to = f"/ops/bulk-actions/{result.action_id}"
         return Redirect(return_to, _message_of(route.action, result))
 
     return act

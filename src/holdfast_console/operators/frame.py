@@ -87,6 +87,7 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
             Entry("/ops/overrides", "Set at run time"),
             Entry("/ops/refused-requests", "Refused requests"),
             Entry("/ops/costs", "Who costs most"),
+            Entry("/ops/bulk-actions", "Bulk actions"),
             Entry("/ops/actions", "Operators' actions"),
             Entry("/ops/docs", "API reference"),
         ),

@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
 import msgspec
 import structlog
@@ -24,7 +24,7 @@ from holdfast.actors.runtime.refs import AskRef, WhileDown
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import INTERNAL_ERROR, leaves_of, refusal_of_fault
-from holdfast.http.kit.operators import MAY_ONLY_READ, Operator
+from holdfast.http.kit.operators import MAY_ONLY_READ, Operator, OperatorCredential
 from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Handler, Media, Outcome, Parameter, RouteTable
 from holdfast.http.kit.values import NO_IDEMPOTENCY_KEY, read_restart_wait
 from holdfast.ledger.ids import new_id
@@ -58,7 +58,8 @@ class ActionRun:
 
     ``origin`` is where the operator asks from. Asks take ``deadline_s`` at most. ``idempotency`` is the
     Idempotency-Key, or why it is refused. ``sent`` is what is recorded as parameters; None: all that is given. If
-    the run ``is_replay``, its reply is that to an earlier one with the same key.
+    the run ``is_replay``, its reply is that to an earlier one with the same key. What ``goes_on`` after
+    its reply has its record completed by what does it then.
     """
 
     deps: Dependencies
@@ -70,8 +71,17 @@ class ActionRun:
     idempotency: IdempotencyKey | Refusal | None = None
     sent: Mapping[str, object] | None = None
     is_replay: bool = False
+    goes_on: bool = field(default=False, init=False)
     _is_urgent: bool = field(default=False, init=False)
     _record: OperatorAction | None = field(default=None, init=False)
+
+    @classmethod
+    def resumed(cls, deps: Dependencies, record: OperatorAction) -> ActionRun:
+        """Return a run that goes on with what was recorded."""
+        operator = Operator(record.operator, "act", cast("OperatorCredential", record.credential))
+        run = cls(deps, operator, record.origin, deadline_s=deps.settings.ask_deadline_s)
+        run._record = record
+        return run
 
     @property
     def record(self) -> OperatorAction:
@@ -176,7 +186,7 @@ class Action(Generic[G, P, R]):
             raise
         if isinstance(reply, Refusal):
             await run.end("refused", reply.code)
-        else:
+        elif not run.goes_on:
             await run.end(run.record.result or "done")
         return reply
 

@@ -300,6 +300,8 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "poison_not_replayable": ErrorRow(
         409, CONFLICT, "the content of the message is not stored, or its `Idempotency-Key` has expired", final=True
     ),
+    "bulk_action_not_found": ErrorRow(404, NOT_FOUND, "there is no such bulk action"),
+    "bulk_action_not_stopped": ErrorRow(409, CONFLICT, "the bulk action runs, has ended, or was continued"),
     # Signed notifications.
     "missing_signature": ErrorRow(401, AUTHENTICATION, "no signature was sent"),
     "invalid_signature": ErrorRow(401, AUTHENTICATION, "the signature does not match"),

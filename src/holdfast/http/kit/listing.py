@@ -257,7 +257,7 @@ def read_window(call: Call, *, zone: tzinfo = UTC) -> Window | Refusal:
             times[name] = at
     if "from" in times and "to" in times and times["from"] >= times["to"]:
         return invalid_parameter("from", "must be earlier than to", values["from"])
-    refusal = _refuse_filters([(FORMAT.name, FORMAT), *filters], values)
+    refusal = refuse_filters([(FORMAT.name, FORMAT), *filters], values)
     if refusal is not None:
         return refusal
     return Window(
@@ -272,7 +272,8 @@ def read_window(call: Call, *, zone: tzinfo = UTC) -> Window | Refusal:
     )
 
 
-def _refuse_filters(filters: Sequence[tuple[str, Parameter]], values: Mapping[str, str]) -> Refusal | None:
+def refuse_filters(filters: Sequence[tuple[str, Parameter]], values: Mapping[str, str]) -> Refusal | None:
+    """Refuse the first of ``filters`` that ``values`` lacks or has not as it is declared."""
     if sum(each.has_keys for _, each in filters) > METADATA_NAMES_MAX:
         return invalid_parameter(METADATA.name, f"may be sent for at most {METADATA_NAMES_MAX} names")
     refusals = (_refuse_filter(each, name, values.get(name)) for name, each in filters)

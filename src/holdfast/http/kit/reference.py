@@ -116,6 +116,7 @@ OPERATORS: Final = Reference(
         "Processes": "Each process with its supervisors, samples of what it does, and requests that it refused.",
         "Database": "The database server: its connections, locks, statements, tables and standbys.",
         "Actors": "The actors of accounts, tasks and sign-ins, and messages that none of them handled.",
+        "Bulk actions": "Actions on all entries of a list that match a filter.",
         "Poison messages": "Messages whose handling crashed their actor.",
         "Accounts": "Any account: its state, its keys, its limits, its usage.",
         "Credit": "Adjustments, promotional credit, and the codes that owners redeem for it.",

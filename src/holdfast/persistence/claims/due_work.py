@@ -30,14 +30,17 @@ DueKind: TypeAlias = Literal[
     "closings",
     "archives",
     "overrides",
+    "bulk_actions",
 ]
 """Unfinished tasks; processes that may have ended; orders and accounts with a top-up that are due; money of orders
-that moved lately, which may have no receipt; events that are not delivered; stored contents, files and inputs;
-lots that have expired; claims of coupons that have not ended; accounts to close or to delete; archives to make;
-overrides that this process has not read."""
+that moved lately, which may have no receipt; events that are not delivered; stored contents, files and inputs; lots
+that have expired; claims of coupons that have not ended; accounts to close or to delete; archives to make; overrides
+that this process has not read; operators' bulk actions that go on."""
 
 KINDS: Final[frozenset[DueKind]] = frozenset(get_args(DueKind))
 MONEY_MOVED_WITHIN: Final = timedelta(seconds=60)
+BULK_ACTIONS_GO_ON: Final = timedelta(days=1)
+"""How long after its start a bulk action goes on, so that few rows are looked at for one."""
 
 _CONDITIONS: Final[dict[DueKind, str]] = {
     "tasks": (
@@ -64,6 +67,10 @@ _CONDITIONS: Final[dict[DueKind, str]] = {
         f"and tries < {TRIES_MAX})"
     ),
     "overrides": "(select coalesce(sum(version), 0) from overrides) <> :overrides_seen",
+    "bulk_actions": (
+        "exists (select from operator_actions where at > :bulk_after "
+        "and action in ('act_on_all', 'continue_bulk_action') and result is null)"
+    ),
 }  # fmt: skip
 _QUERY: Final = RepeatedQuery(
     text(" union all ".join(f"select '{kind}' as kind where {found}" for kind, found in _CONDITIONS.items()))
@@ -82,6 +89,7 @@ def find_due(rows: Connection, now: datetime, *, me: str, overrides_seen: int) -
             "me": me,
             "overrides_seen": overrides_seen,
             "moved_after": now - MONEY_MOVED_WITHIN,
+            "bulk_after": now - BULK_ACTIONS_GO_ON,
             "claimed_by": now - timedelta(seconds=CLAIM_OVERDUE_S),
         },
     )

@@ -10,9 +10,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import NamedTuple, Unpack
+from typing import Any, Final, NamedTuple, Unpack
 
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, Select, select, text
 from sqlalchemy.dialects.postgresql import insert
 
 from holdfast.persistence.queries.paging import PageOptions, page
@@ -68,6 +68,7 @@ class Kept(NamedTuple):
     crashes: int
 
 
+POISON_ORDER: Final = (poison.c.first_at, poison.c.poison_id)
 _OPEN = "state in ('kept', 'replaying', 'unknown')"
 _ALL = select(*(poison.c[name] for name in PoisonRecord._fields))
 _LATEST = (
@@ -121,10 +122,13 @@ def list_poison(
     rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
 ) -> list[PoisonRecord]:
     """Return a page of messages, newest first. ``filters`` match ``group``, ``key`` and ``state`` exactly."""
+    return [PoisonRecord._make(row) for row in page(rows, matching_poison(filters), POISON_ORDER, **options)]
+
+
+def matching_poison(filters: Mapping[str, str]) -> Select[*tuple[Any, ...]]:
+    """Select the messages that :func:`list_poison` reads."""
     columns = {"group": poison.c.group_name, "key": poison.c.key, "state": poison.c.state}
-    matches = [columns[name] == value for name, value in filters.items()]
-    found = page(rows, _ALL.where(*matches), (poison.c.first_at, poison.c.poison_id), **options)
-    return [PoisonRecord._make(row) for row in found]
+    return _ALL.where(*(columns[name] == value for name, value in filters.items()))
 
 
 def open_poison_count(rows: Connection) -> int:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple, Unpack
 
 import msgspec
-from sqlalchemy import Connection, Row, exists, func, select, tuple_
+from sqlalchemy import Connection, Row, Select, exists, func, select, tuple_
 
 from holdfast.ledger.alerts.account_events import AnyEventKind
 from holdfast.ledger.tasks.events import DeliveryStatus
@@ -85,6 +85,7 @@ class WebhookSummary(msgspec.Struct, frozen=True):
     """The hosts with most of them, at most twenty."""
 
 
+EVENT_ORDER: Final = (outbox.c.created_at, outbox.c.event_id)
 EVENT = selected(outbox, [name for name in EventRecord._fields if name != "attempts"])
 # The first attempt of a new event is counted when it begins, and recorded when it has failed.
 _FAILED = (outbox.c.status == "given_up") | (
@@ -123,9 +124,13 @@ def failed_events(
 
     ``filters`` are exact matches by column name, and of the ``host``.
     """
+    return with_attempts(rows, page(rows, failing(filters), EVENT_ORDER, **options))
+
+
+def failing(filters: Mapping[str, str]) -> Select[*tuple[Any, ...]]:
+    """Select the events that :func:`failed_events` reads."""
     matches = [(_HOST if name == "host" else outbox.c[name]) == value for name, value in filters.items()]
-    found = page(rows, EVENT.where(_FAILED, *matches), (outbox.c.created_at, outbox.c.event_id), **options)
-    return with_attempts(rows, found)
+    return EVENT.where(_FAILED, *matches)
 
 
 def event_of_account(rows: Connection, account_id: str, event_id: str) -> EventRecord | None:
@@ -146,8 +151,7 @@ def failed_event_addresses(
         where &= outbox.c.account_id == account_id
     if host is not None:
         where &= host == _HOST
-    order = (outbox.c.created_at, outbox.c.event_id)
-    found = rows.execute(selected(outbox, EventAddress._fields).where(where).order_by(*order).limit(most))
+    found = rows.execute(selected(outbox, EventAddress._fields).where(where).order_by(*EVENT_ORDER).limit(most))
     return [EventAddress(*row) for row in found]
 
 

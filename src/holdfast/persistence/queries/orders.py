@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final, Literal, NamedTuple, Unpack
+from typing import Any, Final, Literal, NamedTuple, Unpack
 
-from sqlalchemy import ColumnElement, Connection, exists, func, select, text
+from sqlalchemy import ColumnElement, Connection, Select, exists, func, select, text
 
 from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import Order
@@ -17,7 +17,7 @@ from holdfast.persistence.records.tables import accounts, auto_top_ups, orders, 
 from holdfast.persistence.records.tables import order_payments as named
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_row, read_rows
 
-_ORDERING = (orders.c.created_at, orders.c.order_id)
+ORDER_ORDER = (orders.c.created_at, orders.c.order_id)
 ORDER_WITH_EMAIL = ORDER.add_columns(accounts.c.email).outerjoin(accounts, accounts.c.id == orders.c.account_id)
 _TO_RECONCILE = text(
     "select order_id from orders where provider = 'cardprovider' "
@@ -128,7 +128,7 @@ def orders_of_account(
     rows: Connection, account_id: str, **page: Unpack[AccountPageOptions]
 ) -> list[Order | UnreadableEntry]:
     """Return a page of the account's orders, newest first by (created_at, order_id)."""
-    found = page_of_account(rows, ORDER, _ORDERING, account_id, **page)
+    found = page_of_account(rows, ORDER, ORDER_ORDER, account_id, **page)
     return read_rows(order_of, found, "orders", lambda row: (row.created_at, row.order_id))
 
 
@@ -139,15 +139,20 @@ def troubled_orders(
 
     Those with the :data:`OrderTrouble` of the filter ``trouble``, or without it with any but ``held``.
     """
-    trouble = filters.get("trouble")
-    wanted = _TROUBLES[trouble] if trouble is not None else _TROUBLES["mismatched"] | _TROUBLES["unreconciled"]
-    found = page(rows, ORDER_WITH_EMAIL.where(wanted), _ORDERING, oldest_first=True, **options)
+    found = page(rows, troubled(filters), ORDER_ORDER, oldest_first=True, **options)
     return read_rows(
         lambda row: TroubledOrder(order_of(row), row.email),
         found,
         "orders",
         lambda row: (row.created_at, row.order_id),
     )
+
+
+def troubled(filters: Mapping[str, str]) -> Select[*tuple[Any, ...]]:
+    """Select the orders that :func:`troubled_orders` reads."""
+    trouble = filters.get("trouble")
+    wanted = _TROUBLES[trouble] if trouble is not None else _TROUBLES["mismatched"] | _TROUBLES["unreconciled"]
+    return ORDER_WITH_EMAIL.where(wanted)
 
 
 def top_up_of_account(rows: Connection, account_id: str) -> AutoTopUp | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 import msgspec
-from sqlalchemy import Connection, Text, bindparam, cast, func, literal_column, not_, select
+from sqlalchemy import Connection, Select, Text, bindparam, cast, func, literal_column, not_, select
 
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, TaskId
@@ -26,7 +26,7 @@ from holdfast.persistence.records.unreadable import UnreadableEntry, UnreadableR
 from holdfast.persistence.server.repeated_queries import RepeatedQuery, one_of
 from holdfast.telemetry.scrubbing import scrub
 
-_ORDER = (tasks.c.created_at, tasks.c.request_id)
+TASK_ORDER = (tasks.c.created_at, tasks.c.request_id)
 _BY_IDS = RepeatedQuery(TASK.where(tasks.c.request_id == one_of("request_ids", Text())))
 _BY_ID = TASK_WITH_INPUT.where(tasks.c.request_id == bindparam("request_id"))
 _IN_REVIEW = TASK.where(tasks.c.status == literal_column("'review'"))
@@ -140,7 +140,7 @@ def tasks_of_account(
     ``metadata[name]``. With any, at most ``scanned_max`` tasks are read; with an end user, of that one's.
     """
     if not filters:
-        return [*_listed(page_of_account(rows, TASK, _ORDER, account_id, **options))]
+        return [*_listed(page_of_account(rows, TASK, TASK_ORDER, account_id, **options))]
     found, end = scan_usage(rows, account_id, filters, options, scanned_max, of_tasks=True)
     return [*_listed(found), *end]
 
@@ -155,7 +155,7 @@ def tasks_of_models(
 ) -> list[Task | UnreadableEntry]:
     """Return a page of the account's tasks of these models by (created_at, request_id)."""
     found = TASK.where(tasks.c.account_id == account_id, tasks.c.model.in_(models))
-    return _listed(page(rows, found, _ORDER, oldest_first=oldest_first, **options))
+    return _listed(page(rows, found, TASK_ORDER, oldest_first=oldest_first, **options))
 
 
 def unfinished_tasks(
@@ -165,8 +165,12 @@ def unfinished_tasks(
 
     ``filters`` may have a ``provider`` and a ``status``.
     """
-    matches = [tasks.c[name] == value for name, value in filters.items()]
-    return _listed(page(rows, _UNFINISHED.where(*matches), _ORDER, oldest_first=True, **options))
+    return _listed(page(rows, unfinished(filters), TASK_ORDER, oldest_first=True, **options))
+
+
+def unfinished(filters: Mapping[str, str]) -> Select[*tuple[Any, ...]]:
+    """Select the tasks that :func:`unfinished_tasks` reads."""
+    return _UNFINISHED.where(*(tasks.c[name] == value for name, value in filters.items()))
 
 
 def failed_tasks(
@@ -177,7 +181,7 @@ def failed_tasks(
     ``filters`` may have a ``provider``.
     """
     matches = [tasks.c[name] == value for name, value in filters.items()]
-    return _listed(page(rows, _FAILED.where(*matches), _ORDER, **options))
+    return _listed(page(rows, _FAILED.where(*matches), TASK_ORDER, **options))
 
 
 def open_reviews(
@@ -187,10 +191,13 @@ def open_reviews(
 
     ``filters`` may have the ``reason`` of the review.
     """
-    found = _IN_REVIEW
-    if "reason" in filters:
-        found = found.where(func.json_extract_path_text(tasks.c.state, "review", "reason") == filters["reason"])
-    return _listed(page(rows, found, _ORDER, oldest_first=True, **options))
+    return _listed(page(rows, in_review(filters), TASK_ORDER, oldest_first=True, **options))
+
+
+def in_review(filters: Mapping[str, str]) -> Select[*tuple[Any, ...]]:
+    """Select the tasks that :func:`open_reviews` reads."""
+    reason = func.json_extract_path_text(tasks.c.state, "review", "reason")
+    return _IN_REVIEW.where(*(reason == value for value in filters.values()))
 
 
 def task_under_review(rows: Connection, case_id: str) -> Task | None:

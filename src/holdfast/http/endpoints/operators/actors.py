@@ -45,7 +45,7 @@ route = OperatorRoutes("Actors")
 
 QUARANTINE_DEFAULT_S: Final = 3_600.0
 QUARANTINE_MAX_S: Final = 30 * 86_400.0
-_GROUP: Final = replace(filter_by("group", "The group of actors.", GROUPS), required=True)
+GROUP: Final = replace(filter_by("group", "The group of actors.", GROUPS), required=True)
 _STATE: Final = filter_by("state", "Only actors in this state.", get_args(ActorState))
 _ORDER: Final = filter_by(
     "order",
@@ -99,7 +99,7 @@ class ActorList(msgspec.Struct, frozen=True):
     "/ops/api/actors",
     "List the actors of a group in all processes: active, backing off, quarantined",
     ActorList,
-    parameters=(_GROUP, _STATE, _ORDER, CURSOR, LIMIT),
+    parameters=(GROUP, _STATE, _ORDER, CURSOR, LIMIT),
     errors=("missing_parameter",),
 )
 async def list_actors(call: Call) -> Outcome:

@@ -44,7 +44,7 @@ from holdfast.providers.card.base import CardFault, CardRejected, micro_per_mino
 
 route = OperatorRoutes("Payments")
 
-_TROUBLE: Final = filter_by(
+TROUBLE: Final = filter_by(
     "trouble",
     "`held`: the payment waits for a decision. `mismatched`: the order differs from its provider's record. "
     "`unreconciled`: paid, and not compared yet, or the comparison failed. Without it all but `held`.",
@@ -95,7 +95,7 @@ class OrderDetailsList(StoredListBody[OrderDetails], frozen=True):
     "/ops/api/orders",
     "List the payment orders that need attention; oldest first",
     OrderDetailsList,
-    parameters=(_TROUBLE, *PAGE),
+    parameters=(TROUBLE, *PAGE),
 )
 async def list_troubled_orders(call: Call) -> Outcome:
     """Settled orders are not listed."""

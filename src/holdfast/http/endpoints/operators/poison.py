@@ -20,7 +20,7 @@ from holdfast.supervision.poison_replays import NOT_FOUND
 
 route = OperatorRoutes("Poison messages")
 
-_FILTERS: Final = (
+FILTERS: Final = (
     filter_by("group", "Only messages to actors of this group.", GROUPS),
     filter_by("key", "Only messages to the actor with this key."),
     filter_by("state", "Only messages in this state.", get_args(PoisonState)),
@@ -78,7 +78,7 @@ class PoisonList(ListBody[PoisonBody], frozen=True):
     "/ops/api/poison",
     "List the messages whose handling crashed their actor; newest first",
     PoisonList,
-    parameters=(*_FILTERS, *PAGE),
+    parameters=(*FILTERS, *PAGE),
 )
 async def list_poison_messages(call: Call) -> Outcome:
     """Messages are listed without their content, newest first by their first crash."""

@@ -31,7 +31,7 @@ from holdfast.persistence.queries.tasks import open_reviews, task_under_review
 
 route = OperatorRoutes("Reviews")
 
-_REASON: Final = filter_by("reason", "Only reviews for this reason.", get_args(ReviewReason))
+REASON: Final = filter_by("reason", "Only reviews for this reason.", get_args(ReviewReason))
 
 
 class Decision(ActionRequest, frozen=True):
@@ -93,7 +93,7 @@ class ReviewList(StoredListBody[ReviewBody], frozen=True):
     "/ops/api/reviews",
     "List the open reviews of all accounts; oldest task first",
     ReviewList,
-    parameters=(_REASON, *PAGE),
+    parameters=(REASON, *PAGE),
 )
 async def list_reviews(call: Call) -> Outcome:
     """A review is listed until its task leaves it, so also while approved results are being stored."""

@@ -9,7 +9,8 @@ from typing import Final, TypeVar, get_args
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.http.kit.actions import OperatorRoutes
+from holdfast.actors.task.messages import CancelTask
+from holdfast.http.kit.actions import ActionRun, OperatorRoutes
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import (
@@ -26,11 +27,14 @@ from holdfast.http.kit.listing import (
 )
 from holdfast.http.kit.routes import Outcome
 from holdfast.http.schemas.common import render
+from holdfast.http.schemas.operators import ActionRequest
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.http.services.tasks import task_not_found
 from holdfast.ledger.clock import format_time
+from holdfast.ledger.ids import is_id
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, FreeForm, Time
+from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, TaskStatus
 from holdfast.persistence.queries.newest import list_tasks
 from holdfast.persistence.queries.tasks import TaskRow, failed_tasks, stored_task, task_by_id, unfinished_tasks
@@ -41,8 +45,8 @@ route = OperatorRoutes("Tasks")
 
 D = TypeVar("D", bound="TaskDetails")
 
-_AT_PROVIDER: Final = filter_by("provider", "Only tasks at this provider.")
-_STATUS: Final = filter_by("status", "Only tasks with this status.", ("queued", "processing", "review"))
+AT_PROVIDER: Final = filter_by("provider", "Only tasks at this provider.")
+STATUS: Final = filter_by("status", "Only tasks with this status.", ("queued", "processing", "review"))
 
 
 class TaskDetails(msgspec.Struct, frozen=True):
@@ -86,7 +90,7 @@ class TaskDetailsList(StoredListBody[TaskDetails], frozen=True):
     "/ops/api/tasks",
     "List the tasks of all accounts that have not ended; oldest first",
     TaskDetailsList,
-    parameters=(_AT_PROVIDER, _STATUS, *PAGE),
+    parameters=(AT_PROVIDER, STATUS, *PAGE),
 )
 async def list_unfinished_tasks(call: Call) -> Outcome:
     """What has waited longest comes first."""
@@ -99,7 +103,7 @@ async def list_unfinished_tasks(call: Call) -> Outcome:
     "/ops/api/failed-tasks",
     "List the failed tasks of all accounts; newest first",
     TaskDetailsList,
-    parameters=(_AT_PROVIDER, *PAGE),
+    parameters=(AT_PROVIDER, *PAGE),
 )
 async def list_failed_tasks(call: Call) -> Outcome:
     """What was created last comes first."""
@@ -185,6 +189,15 @@ async def read_task_row(call: Call) -> Outcome:
         return stored_task(rows, task_id, fault)
 
     return await call.deps.database.read(read) or task_not_found(task_id)
+
+
+@_of_task.action("/cancel", "Cancel a task of any account", name="cancel_task", errors=("task_already_terminal",))
+async def cancel_any_task(run: ActionRun, _: ActionRequest, request_id: str) -> TaskDetails | Refusal:
+    """As its owner may: what it has cost by then is charged."""
+    if not is_id(request_id):
+        return task_not_found(request_id)
+    done = await run.ask(run.deps.tasks.ref(request_id), CancelTask())
+    return done if isinstance(done, Refusal) else _details(run.deps, done.task, TaskDetails)
 
 
 def input_of(task: Task) -> FreeForm | None:

@@ -29,7 +29,7 @@ from holdfast.persistence.queries.events import (
 
 route = OperatorRoutes("Webhooks")
 
-_FILTERS: Final = (
+FILTERS: Final = (
     filter_by(
         "status",
         "`given_up`: no attempt is left. `pending`: an attempt failed, and the next is due.",
@@ -65,7 +65,7 @@ class FailedEventList(ListBody[FailedEventBody], frozen=True):
     "/ops/api/webhooks",
     "List the events of all accounts whose delivery fails; newest first",
     FailedEventList,
-    parameters=(*_FILTERS, *PAGE),
+    parameters=(*FILTERS, *PAGE),
 )
 async def list_failed_events(call: Call) -> Outcome:
     """An event fails if it was given up, or if an attempt failed and the next is due."""

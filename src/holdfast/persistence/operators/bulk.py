@@ -1,0 +1,201 @@
+"""Bulk actions: one operator's action on all entries of a list that match a filter.
+
+The row of the action is all there is of it: while it has no result it goes on, and its ``effect`` says how far.
+Which entries are in hand is written before they are acted on. So a process that goes on with the action of one that
+has ended finds which of those that has done: they match no longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple, Unpack
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, Select, func, literal, or_, select, text, tuple_
+
+from holdfast.persistence.claims.due_work import BULK_ACTIONS_GO_ON
+from holdfast.persistence.operators.poison import POISON_ORDER, matching_poison
+from holdfast.persistence.queries.events import EVENT_ORDER, failing
+from holdfast.persistence.queries.orders import ORDER_ORDER, troubled
+from holdfast.persistence.queries.paging import Order, PageOptions, page
+from holdfast.persistence.queries.tasks import TASK_ORDER, in_review, unfinished
+from holdfast.persistence.records.operator_tables import OperatorAction, poison_messages
+from holdfast.persistence.records.operator_tables import operator_actions as actions
+from holdfast.persistence.records.tables import outbox, tasks
+
+START: Final = "act_on_all"
+CONTINUE: Final = "continue_bulk_action"
+STOP: Final = "stop_bulk_action"
+_ALL = select(*(actions.c[name] for name in OperatorAction._fields)).where(
+    actions.c.action.in_((START, CONTINUE)), actions.c.effect.is_not(None)
+)
+_WRITE = text(
+    "update operator_actions set effect = cast(:effect as json) where action_id = :action_id and result is null "
+    "and coalesce(effect ->> 'after', '') = :after and coalesce(effect ->> 'upto', '') = :upto"
+)
+
+
+class Match(NamedTuple):
+    """An entry that matches: its time if it has one, its position, and what an action on it takes."""
+
+    at: datetime | None
+    position: str
+    target: tuple[str, ...]
+
+
+class Matches(NamedTuple):
+    """How many entries match, with the first and the last few in the list's order, oldest first."""
+
+    total: int
+    first: list[Match]
+    last: list[Match]
+
+
+class BulkProgress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a bulk action is: the effect of its row.
+
+    It is on entries from before ``until``, of which ``total`` matched at the start. Those up to the position
+    ``after`` were acted on; ``in_hand`` are those after it up to ``upto``. ``exceptions`` are the first ones, with
+    the code that refused each.
+    """
+
+    act: str
+    filter: str
+    until: datetime
+    total: int
+    done: int = 0
+    refused: int = 0
+    exceptions: str = ""
+    after: str = ""
+    upto: str = ""
+    in_hand: int = 0
+    stopped_by: str = ""
+
+    @classmethod
+    def of(cls, action: OperatorAction) -> BulkProgress:
+        """Return the progress of a bulk action. Raises :class:`msgspec.ValidationError`."""
+        return msgspec.convert(action.effect, cls, strict=False)
+
+    def effect(self) -> dict[str, str]:
+        """Return it as a row has it."""
+        return {name: str(value) for name, value in msgspec.to_builtins(self).items()}
+
+
+class RowList(NamedTuple):
+    """A list of rows: what a filter selects, its order, what an action on one takes, which are not acted on yet."""
+
+    entries: Callable[[Mapping[str, str]], Select[*tuple[Any, ...]]]
+    order: Order
+    target: tuple[ColumnElement[Any], ...]
+    untouched: Callable[[datetime], ColumnElement[bool]] = lambda _: literal(value=True)
+
+    def matching(self, filters: Mapping[str, str], until: datetime) -> Select[*tuple[Any, ...]]:
+        """Select the entries from before a time that match, and were not acted on since then."""
+        found = self.entries(filters).with_only_columns(*self.order, *self.target)
+        return found.where(self.order[0] < until, self.untouched(until))
+
+
+EVENTS: Final = RowList(
+    failing,
+    EVENT_ORDER,
+    (outbox.c.account_id, outbox.c.event_id, outbox.c.receiver),
+    lambda until: outbox.c.round_at < until,
+)
+POISON: Final = RowList(
+    matching_poison,
+    POISON_ORDER,
+    (poison_messages.c.poison_id,),
+    lambda until: (
+        poison_messages.c.state.in_(("kept", "unknown"))
+        & or_(poison_messages.c.replayed_at.is_(None), poison_messages.c.replayed_at < until)
+    ),
+)
+TASKS: Final = RowList(unfinished, TASK_ORDER, (tasks.c.request_id,))
+REVIEWS: Final = RowList(
+    in_review,
+    TASK_ORDER,
+    (func.json_extract_path_text(tasks.c.state, "review", "case_id"),),
+    lambda _: func.json_extract_path_text(tasks.c.state, "review", "decision") == "capture_blocked",
+)
+ORDERS: Final = RowList(troubled, ORDER_ORDER, (ORDER_ORDER[1],))
+
+
+def count_matches(
+    rows: Connection, of: RowList, filters: Mapping[str, str], until: datetime, *, shown: int
+) -> Matches:
+    """Count all entries that match; the first and the last ``shown`` are returned."""
+    found = of.matching(filters, until)
+    total = rows.execute(select(func.count()).select_from(found.subquery())).scalar_one()
+    first = page(rows, found, of.order, oldest_first=True, limit=shown)
+    last = page(rows, found, of.order, limit=shown)
+    return Matches(total, [_match(row) for row in first], [_match(row) for row in reversed(last)])
+
+
+def next_matches(
+    rows: Connection, of: RowList, filters: Mapping[str, str], progress: BulkProgress, *, most: int
+) -> list[Match]:
+    """Return the entries that match after the position of ``progress``, up to that of those in hand, if any are."""
+    found = of.matching(filters, progress.until)
+    if progress.upto:
+        at, row_id = _at(progress.upto)
+        found = found.where(tuple_(*of.order) <= tuple_(literal(at, of.order[0].type), literal(row_id)))
+    after = _at(progress.after) if progress.after else None
+    return [_match(row) for row in page(rows, found, of.order, oldest_first=True, limit=most, after=after)]
+
+
+def _match(row: Sequence[Any]) -> Match:
+    at, row_id, *target = row
+    return Match(at, f"{at.astimezone(UTC).isoformat()} {row_id}", tuple(target))
+
+
+def _at(position: str) -> tuple[datetime, str]:
+    at, _, row_id = position.partition(" ")
+    return datetime.fromisoformat(at), row_id
+
+
+def bulk_actions(
+    rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
+) -> list[OperatorAction]:
+    """Return a page of the bulk actions, newest first, unfiltered."""
+    assert not filters
+    return [OperatorAction._make(row) for row in page(rows, _ALL, (actions.c.at, actions.c.action_id), **options)]
+
+
+def open_bulk_actions(rows: Connection, now: datetime) -> list[OperatorAction]:
+    """Return the bulk actions that go on, the oldest first."""
+    found = _ALL.where(actions.c.result.is_(None), actions.c.at > now - BULK_ACTIONS_GO_ON)
+    return [OperatorAction._make(row) for row in rows.execute(found.order_by(actions.c.at, actions.c.action_id))]
+
+
+def bulk_action_by_id(rows: Connection, action_id: str) -> OperatorAction | None:
+    """Return a bulk action."""
+    row = rows.execute(_ALL.where(actions.c.action_id == action_id)).one_or_none()
+    return None if row is None else OperatorAction._make(row)
+
+
+def stopped_by(rows: Connection, action: OperatorAction) -> str | None:
+    """Return the name of the operator who has stopped a bulk action; None if it goes on."""
+    stops = select(actions.c.operator).where(
+        actions.c.at >= action.at,
+        actions.c.action == STOP,
+        actions.c.target == action.action_id,
+        actions.c.result == "done",
+    )
+    return rows.execute(stops.order_by(actions.c.at).limit(1)).scalar()
+
+
+def is_continued(rows: Connection, action_id: str) -> bool:
+    """Whether another bulk action continues this one."""
+    return rows.execute(_ALL.where(actions.c.action == CONTINUE, actions.c.target == action_id)).first() is not None
+
+
+def write_progress(rows: Connection, action_id: str, before: BulkProgress, after: BulkProgress) -> bool:
+    """Write how far a bulk action is; False if it has ended, or if another process has gone on with it."""
+    written = {"action_id": action_id, "after": before.after, "upto": before.upto}
+    return rows.execute(_WRITE, {**written, "effect": msgspec.json.encode(after.effect()).decode()}).rowcount == 1
+
+
+def begin_progress(rows: Connection, action_id: str, progress: BulkProgress) -> None:
+    """Write the progress of a bulk action that begins."""
+    rows.execute(actions.update().where(actions.c.action_id == action_id).values(effect=progress.effect()))

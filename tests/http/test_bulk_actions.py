@@ -1,0 +1,313 @@
+"""Bulk actions: what matches, an action on all of it in batches, its stop and continuation, killed processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import insert
+from tests.clients import ok, refused
+
+from holdfast.actors.runtime.faults import OutcomeUnknown
+from holdfast.actors.unfenced import EventCommands
+from holdfast.http.endpoints.operators import bulk
+from holdfast.http.endpoints.operators.bulk import ACTS, BATCH, BulkActions
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.events import EventAddress
+from holdfast.persistence.records.tables import outbox
+from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.supervision.control.messages import DescribeKey, DescribeProcess, KeyList, ListKeys, ReleaseKey
+
+from .page_reader import PageReader
+from .stage import make_task
+from .test_control_calls import PROCESS, detail, summary
+
+if TYPE_CHECKING:
+    from tests.http.api import Api
+
+WHY = {"reason": "ticket 7"}
+BULK = "/ops/api/bulk-actions"
+GIVEN_UP = {"act": "retry_webhook", "filter": "status=given_up", **WHY}
+
+
+class Resends(EventCommands):
+    """Makes events due as the journal does, or ``part`` of them; may fail before or after that."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+        self.counts: Counter[str] = Counter()
+        self.before: BaseException | None = None
+        self.after: BaseException | None = None
+        self.part: int | None = None
+
+    async def resend(self, events: Sequence[EventAddress]) -> None:
+        if self.before is not None:
+            raise self.before
+        ids = [each.event_id for each in events][: self.part]
+        self.counts.update(ids)
+        again = {"status": "pending", "due_at": self.api.now, "round_at": self.api.now, "tries": 0}
+        await self.api.write(outbox.update().where(outbox.c.event_id.in_(ids)).values(**again))
+        if self.after is not None:
+            raise self.after
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "PAUSE_S", 0.0)
+
+
+@pytest.fixture
+def resends(api: Api) -> Resends:
+    commands = Resends(api)
+    api.change(events=commands)
+    return commands
+
+
+async def plant(api: Api, count: int, *, first: int = 0, at: datetime | None = None) -> None:
+    """Write events that were given up, an hour ago."""
+    earlier = api.now - timedelta(hours=1) if at is None else at
+    row = {
+        "account_id": api.account_id,
+        "receiver": "wh_1",
+        "kind": "task.succeeded",
+        "url": "https://shop.example/hooks",
+        "round_at": earlier,
+        "snapshot": {},
+        "webhook_id": "wh_1",
+        "status": "given_up",
+        "attempts": 9,
+        "tries": 9,
+        "done_at": earlier,
+        "reason": "gone",
+    }
+    numbers = range(first, first + count)
+    rows = [
+        {**row, "event_id": f"evt_{number:032x}", "created_at": earlier + timedelta(microseconds=number // 3)}
+        for number in numbers
+    ]
+    await api.write(insert(outbox).values(rows))
+
+
+def operator(api: Api) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api.deps.settings.operator_token}"}
+
+
+async def post(api: Api, path: str, body: dict[str, Any]) -> Any:
+    return await api.call("POST", path, json=body, headers=operator(api))
+
+
+async def get(api: Api, path: str) -> Any:
+    return ok(await api.call("GET", path, headers=operator(api)))
+
+
+async def to_end(api: Api) -> None:
+    """Do all that is left, as a process that starts now."""
+    worker = BulkActions(lambda: api.deps)
+    while await worker.work():
+        pass
+
+
+async def test_what_matches_is_counted_and_all_of_it_is_acted_on_once(api: Api, resends: Resends) -> None:
+    await plant(api, 2 * BATCH + 50)
+    await plant(api, 1, first=900, at=api.now + timedelta(seconds=1))
+    matches = await get(api, "/ops/api/bulk-matches?act=retry_webhook&filter=status%3Dgiven_up")
+    assert (matches["count"], matches["path"]) == (2 * BATCH + 50, "/ops/api/webhooks")
+    assert [each["target"][1] for each in matches["oldest"]] == [f"evt_{number:032x}" for number in range(3)]
+    assert [each["target"][1] for each in matches["newest"]] == [f"evt_{249 - number:032x}" for number in range(3)]
+    assert await get(api, BULK) == {"data": [], "next_cursor": None}
+    begun = ok(await post(api, BULK, GIVEN_UP))
+    assert (begun["state"], begun["total"], begun["done"]) == ("running", 250, 0)
+    worker = BulkActions(lambda: api.deps)
+    assert await worker.work()
+    one = f"{BULK}/{begun['action_id']}"
+    assert (await get(api, one))["done"] == BATCH
+    await to_end(api)
+    ended = await get(api, one)
+    assert (ended["state"], ended["done"], ended["refused"], ended["exceptions"]) == ("ended", 250, 0, [])
+    assert resends.counts == Counter({f"evt_{number:032x}": 1 for number in range(250)})
+    # One record, with what was sent and what was done.
+    [action] = (await get(api, "/ops/api/actions"))["data"]
+    assert (action["action"], action["result"], action["reason"]) == ("act_on_all", "done", "ticket 7")
+    assert action["parameters"] == {"act": "retry_webhook", "filter": "status=given_up"}
+    assert {name: action["effect"][name] for name in ("total", "done")} == {"total": "250", "done": "250"}
+    assert not {"after", "upto", "in_hand"} & action["effect"].keys()
+    assert [report.reason.startswith("act on all: done") for report in api.reports if report.reason] == [True]
+    assert not await worker.work()
+
+
+async def test_one_that_is_stopped_can_be_continued_once_by_another(api: Api, resends: Resends) -> None:
+    await plant(api, 3 * BATCH)
+    begun = ok(await post(api, BULK, GIVEN_UP))
+    one = f"{BULK}/{begun['action_id']}"
+    worker = BulkActions(lambda: api.deps)
+    await worker.work()
+    refused(await post(api, f"{one}/continue", WHY), 409, "bulk_action_not_stopped")
+    ok(await post(api, f"{one}/stop", WHY))
+    await to_end(api)
+    stopped = await get(api, one)
+    assert (stopped["state"], stopped["done"], stopped["stopped_by"]) == ("stopped", BATCH, "operator-token")
+    assert len(resends.counts) == BATCH
+    continued = ok(await post(api, f"{one}/continue", {"reason": "their server is back"}))
+    assert (continued["total"], continued["filter"]) == (2 * BATCH, "status=given_up")
+    refused(await post(api, f"{one}/continue", WHY), 409, "bulk_action_not_stopped")
+    await to_end(api)
+    newest, first = (await get(api, BULK))["data"]
+    assert [(each["state"], each["done"]) for each in (newest, first)] == [("ended", 2 * BATCH), ("stopped", BATCH)]
+    assert (len(resends.counts), {*resends.counts.values()}) == (3 * BATCH, {1})
+    refused(await post(api, f"{BULK}/{newest['action_id']}/continue", WHY), 409, "bulk_action_not_stopped")
+    for path in ("", "/stop", "/continue"):
+        call = api.call("GET" if not path else "POST", f"{BULK}/act_9{path}", json=WHY, headers=operator(api))
+        refused(await call, 404, "bulk_action_not_found")
+
+
+class Killed(BaseException):
+    """The process ends."""
+
+
+@pytest.mark.parametrize("part", [None, 0, BATCH // 3], ids=["all", "none", "some"])
+async def test_what_a_killed_process_has_done_is_not_done_again(
+    api: Api, resends: Resends, part: int | None
+) -> None:
+    await plant(api, 2 * BATCH + 1)
+    begun = ok(await post(api, BULK, GIVEN_UP))
+    resends.after, resends.part = Killed(), part
+    with pytest.raises(Killed):
+        await BulkActions(lambda: api.deps).work()
+    resends.after, resends.part = None, None
+    await to_end(api)
+    ended = await get(api, f"{BULK}/{begun['action_id']}")
+    assert (ended["state"], ended["done"], ended["refused"]) == ("ended", 2 * BATCH + 1, 0)
+    assert (len(resends.counts), {*resends.counts.values()}) == (2 * BATCH + 1, {1})
+
+
+async def test_a_process_that_was_replaced_writes_nothing(api: Api, resends: Resends) -> None:
+    await plant(api, BATCH + 1)
+    begun = ok(await post(api, BULK, GIVEN_UP))
+    write = api.deps.write_record
+
+    async def taken_over_first(change: Callable[[Any], Any]) -> Any:
+        api.change(write_record=write)
+        await to_end(api)
+        return await write(change)
+
+    api.change(write_record=taken_over_first)
+    assert not await BulkActions(lambda: api.deps).work()
+    assert (await get(api, f"{BULK}/{begun['action_id']}"))["done"] == BATCH + 1
+    assert {*resends.counts.values()} == {1}
+
+
+@pytest.mark.parametrize("fault", [OutcomeUnknown("lost"), DatabaseAway("gone", retry_after_s=1.0)])
+async def test_a_batch_that_could_not_be_written_is_done_later(
+    api: Api, resends: Resends, fault: Exception
+) -> None:
+    await plant(api, 3)
+    begun = ok(await post(api, BULK, GIVEN_UP))
+    resends.before = fault
+    if isinstance(fault, DatabaseAway):
+        with pytest.raises(DatabaseAway):
+            await BulkActions(lambda: api.deps).work()
+    else:
+        assert not await BulkActions(lambda: api.deps).work()
+    resends.before = None
+    await to_end(api)
+    assert (await get(api, f"{BULK}/{begun['action_id']}"))["done"] == 3
+
+
+async def test_quarantined_actors_are_released_and_those_that_refuse_are_named(api: Api) -> None:
+    controls: Any = api.deps.operating.controls
+    left = [f"acct_{number:03}" for number in range(BATCH + 20)]
+    released: Counter[str] = Counter()
+
+    def answer(command: Any) -> Any:
+        match command:
+            case DescribeProcess():
+                return PROCESS
+            case ListKeys(state="quarantined"):
+                keys = [each for each in left if each > command.after][: command.limit]
+                return KeyList([summary(each) for each in keys])
+            case DescribeKey():
+                return Refusal(code="actor_not_found", message="Not here.")
+            case ReleaseKey(key="acct_007"):
+                return Refusal(code="actor_not_quarantined", message="The actor is not quarantined.")
+            case ReleaseKey():
+                released[command.key] += 1
+                left.remove(command.key)
+                return detail(command.key, "proc_1")
+        raise AssertionError(command)
+
+    controls.answer = answer
+    begun = ok(await post(api, BULK, {"act": "release_actor", "filter": "group=accounts", **WHY}))
+    expected = {*left} - {"acct_007"}
+    await to_end(api)
+    ended = await get(api, f"{BULK}/{begun['action_id']}")
+    assert (ended["done"], ended["refused"]) == (BATCH + 19, 1)
+    assert ended["exceptions"] == ["acct_007: actor_not_quarantined"]
+    assert released == Counter(dict.fromkeys(expected, 1))
+    matches = await get(api, "/ops/api/bulk-matches?act=release_actor&filter=group%3Daccounts")
+    assert [each["target"] for each in matches["oldest"]] == [["accounts", "acct_007"]]
+
+
+@pytest.mark.parametrize(
+    ("act", "sent", "param"),
+    [
+        ("release_all", "", "act"),
+        ("release_actor", "", "group"),
+        ("release_actor", "group=actors", "group"),
+        ("retry_webhook", "status=done", "status"),
+        ("retry_webhook", "status", "status"),
+        ("retry_webhook", "state=given_up", "filter"),
+        ("retry_webhook", "host=a&host=b", "filter"),
+        ("retry_webhook", "host=" + "a" * 300, "filter"),
+        ("resolve_payment_with_credit", "trouble=mismatched", "filter"),
+    ],
+)
+async def test_a_filter_that_the_list_has_not_is_refused(api: Api, act: str, sent: str, param: str) -> None:
+    for reply in (
+        await post(api, BULK, {"act": act, "filter": sent, **WHY}),
+        await api.call("GET", "/ops/api/bulk-matches", params={"act": act, "filter": sent}, headers=operator(api)),
+    ):
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == param
+    assert (await get(api, BULK))["data"] == []
+
+
+@pytest.mark.parametrize("act", [each for each in ACTS if each != "release_actor"])
+async def test_each_list_can_be_counted_and_acted_on(api: Api, act: str) -> None:
+    await api.add_task(make_task(at=api.now - timedelta(hours=1)))
+    count = (await get(api, f"/ops/api/bulk-matches?act={act}"))["count"]
+    assert count == (act == "cancel_task")
+    ok(await post(api, BULK, {"act": act, **WHY}))
+    api.tasks.answer = Refusal(code="task_already_terminal", message="It has ended.")
+    await to_end(api)
+    [ended] = (await get(api, BULK))["data"]
+    assert (ended["state"], ended["total"], ended["done"], ended["refused"]) == ("ended", count, 0, count)
+
+
+async def test_the_page_shows_what_matches_begins_follows_and_stops(
+    api: Api, resends: Resends, browser: PageReader
+) -> None:
+    await plant(api, BATCH + 1)
+    page = "/ops/bulk-actions?act=retry_webhook&status=given_up"
+    shown = await browser.read(page)
+    assert "101 match" in shown.text
+    assert f"evt_{100:032x}" in shown.text
+    fields = {"csrf_token": await browser.hidden(page), **WHY}
+    sent = await browser.send(
+        "/ops/bulk-actions", return_to=page, act="retry_webhook", filter="status=given_up", **fields
+    )
+    [begun] = (await get(api, BULK))["data"]
+    one = f"/ops/bulk-actions/{begun['action_id']}"
+    assert (sent.status_code, sent.headers["Location"]) == (303, one)
+    await BulkActions(lambda: api.deps).work()
+    assert "100 of 101" in (await browser.read(one)).text
+    await browser.send(f"{one}/stop", return_to=one, **fields)
+    await to_end(api)
+    assert "stopped by" in (await browser.read(one)).text
+    sent = await browser.send(f"{one}/continue", return_to=one, **fields)
+    assert sent.headers["Location"] != one
+    await to_end(api)
+    assert "1 of 1" in (await browser.read(sent.headers["Location"])).text
+    assert {*resends.counts.values()} == {1}
