@@ -85,8 +85,9 @@ def worker_children(
             "bulk-actions": lambda: RunningChild(
                 BulkActions(
                     deps,
-                    is_ours=partial(parts.presence.has_claimed, "bulk-actions"),
-                    wait_due=due.waiting_for("bulk_actions"),
+                    schedule=Schedule(
+                        partial(parts.presence.has_claimed, "bulk-actions"), due.waiting_for("bulk_actions")
+                    ),
                 ).run
             )
         }

@@ -34,8 +34,8 @@ DueKind: TypeAlias = Literal[
 ]
 """Unfinished tasks; processes that may have ended; orders and accounts with a top-up that are due; money of orders
 that moved lately, which may have no receipt; events that are not delivered; stored contents, files and inputs; lots
-that have expired; claims of coupons that have not ended; accounts to close or to delete; archives to make; overrides
-that this process has not read; operators' bulk actions that go on."""
+that have expired; claims of coupons that have not ended; accounts to close or to delete; archives to make;
+overrides that this process has not read; operators' bulk actions that go on."""
 
 KINDS: Final[frozenset[DueKind]] = frozenset(get_args(DueKind))
 MONEY_MOVED_WITHIN: Final = timedelta(seconds=60)

@@ -47,6 +47,7 @@ from holdfast.supervision.control.messages import (
     OverridesKnown,
     ProcessDescription,
     ProcessIdentity,
+    ProcessQuery,
     ProfileLoop,
     ProviderView,
     RaiseLevel,
@@ -165,26 +166,8 @@ class ControlActor(Worker):
 
     async def _decide(self, message: ControlCommand) -> object:
         match message:
-            case DescribeProcess():
-                return self._describe()
-            case ListDeadLetters():
-                return self._dead_letters(message)
-            case ListRefusedRequests():
-                return self._refused_requests(message)
-            case ListLines():
-                return await self._lines(message)
-            case ListSlowTurns():
-                return SlowTurnList(slowest_turns(message.limit))
-            case ProfileLoop():
-                return await self._profile(message.for_s)
-            case ReadCosts():
-                return costs.read()
-            case ReadSamples():
-                return SampleList(self._process.identity.member_id, [*self._process.samples.since(message.since)])
             case RaiseLevel():
                 raise_level(message.subject, message.reason, for_s=message.for_s, lines_per_s=message.lines_per_s)
-                return LevelList(levels.list())
-            case ListLevels():
                 return LevelList(levels.list())
             case RereadOverrides():
                 with suppress(DatabaseAway):
@@ -196,9 +179,32 @@ class ControlActor(Worker):
                 return Draining(self._process.identity.member_id)
             case StopChild() | StartChild() | RestartChild():
                 return await _act_on_child(self._process.tree, message)
+            case _ if isinstance(message, ProcessQuery):
+                return await self._read(message)
             case _:
                 group = self._process.groups.get(message.group)
                 return NO_SUCH_GROUP if group is None else await group.answer(message)
+
+    async def _read(self, query: ProcessQuery) -> object:
+        match query:
+            case DescribeProcess():
+                return self._describe()
+            case ListDeadLetters():
+                return self._dead_letters(query)
+            case ListRefusedRequests():
+                return self._refused_requests(query)
+            case ListLines():
+                return await self._lines(query)
+            case ListSlowTurns():
+                return SlowTurnList(slowest_turns(query.limit))
+            case ProfileLoop():
+                return await self._profile(query.for_s)
+            case ReadCosts():
+                return costs.read()
+            case ReadSamples():
+                return SampleList(self._process.identity.member_id, [*self._process.samples.since(query.since)])
+            case ListLevels():
+                return LevelList(levels.list())
 
     def _describe(self) -> ProcessDescription:
         process, identity = self._process, self._process.identity

@@ -395,7 +395,7 @@ KeyAction: TypeAlias = RestartKey | CrashKey | QuarantineKey | ReleaseKey
 ChildAction: TypeAlias = StopChild | StartChild | RestartChild
 GroupAction: TypeAlias = PauseGroup | ResumeGroup
 GroupCommand: TypeAlias = ListKeys | DescribeKey | KeyAction | GroupAction
-ControlCommand: TypeAlias = (
+ProcessQuery: TypeAlias = (
     DescribeProcess
     | ListDeadLetters
     | ListRefusedRequests
@@ -405,9 +405,5 @@ ControlCommand: TypeAlias = (
     | ProfileLoop
     | ReadSamples
     | ReadCosts
-    | RaiseLevel
-    | RereadOverrides
-    | DrainProcess
-    | ChildAction
-    | GroupCommand
 )
+ControlCommand: TypeAlias = ProcessQuery | RaiseLevel | RereadOverrides | DrainProcess | ChildAction | GroupCommand

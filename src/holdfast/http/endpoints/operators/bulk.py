@@ -17,8 +17,7 @@ import structlog
 import trio
 
 from holdfast.actors.runtime.faults import AskFault
-from holdfast.actors.workers.due_work import WaitDue
-from holdfast.actors.workers.passes import always, do_each, repeat
+from holdfast.actors.workers.passes import ALWAYS, Schedule, do_each, repeat
 from holdfast.http.endpoints.operators.actors import GROUP, release_actor
 from holdfast.http.endpoints.operators.orders import TROUBLE, Resolution, reconcile_payment, resolve_payment_order
 from holdfast.http.endpoints.operators.poison import FILTERS as POISON_FILTERS
@@ -201,23 +200,14 @@ ACTS: Final[dict[str, Act]] = {
 class BulkActions:
     """The worker: does a batch of each bulk action that goes on, then pauses."""
 
-    def __init__(
-        self,
-        deps: Callable[[], Dependencies],
-        *,
-        is_ours: Callable[[], bool] = always,
-        wait_due: WaitDue | None = None,
-    ) -> None:
+    def __init__(self, deps: Callable[[], Dependencies], *, schedule: Schedule = ALWAYS) -> None:
         self._deps = deps
-        self._is_ours = is_ours
-        self._wait_due = wait_due
+        self._schedule = schedule
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Go on until cancelled."""
         task_status.started()
-        await repeat(
-            self.work, every_s=EVERY_S, name="bulk actions", is_ours=self._is_ours, wait_due=self._wait_due
-        )
+        await repeat(self.work, every_s=EVERY_S, name="bulk actions", schedule=self._schedule)
 
     async def work(self) -> bool:
         """Do a batch of each; return whether there may be more. Raises :class:`DatabaseAway`."""

@@ -135,7 +135,7 @@ _ANY_STATUS: Final = filter_by("status", "Only tasks with this status.", get_arg
     "/ops/api/all-tasks",
     "List all tasks of all accounts with their totals; newest first, or as a CSV file",
     AllTasks,
-    parameters=(_ANY_STATUS, MODEL, _AT_PROVIDER, *PAGE, FORMAT),
+    parameters=(_ANY_STATUS, MODEL, AT_PROVIDER, *PAGE, FORMAT),
     media=(csv_media(_COLUMNS),),
 )
 async def list_all_tasks(call: Call) -> Outcome:
