@@ -168,8 +168,8 @@ def create_beside(side: Side, tokens: Sequence[str], *, pairs: int, seconds: flo
             before = sum(each.shown for each in pages)
             beside = drive(side, connections=32, seconds=seconds)
             shown = sum(each.shown for each in pages) - before
-        told = [f"{run.rate:,.0f}/s, p99 {run.p99_ms:.1f} ms, CPU {run.cpu_us:,.0f} us" for run in (alone, beside)]
-        print(f"alone {told[0]} | beside {len(tokens)} open pages {told[1]}, {shown / seconds:,.1f} shown a second")
+        runs = [f"{run.rate:,.0f}/s, p99 {run.p99_ms:.1f} ms, CPU {run.cpu_us:,.0f} us" for run in (alone, beside)]
+        print(f"alone {runs[0]} | beside {len(tokens)} open pages {runs[1]}, {shown / seconds:,.1f} shown a second")
         if number:
             found.append((alone, beside))
     rate = statistics.median(beside.rate / alone.rate for alone, beside in found)

@@ -160,7 +160,7 @@ async def test_a_form_of_elsewhere_or_of_another_session_does_nothing(
     assert (await AccountReader(api, without).send(path, csrf_token=token)).status_code == 403
     signed_out = await AccountReader(api, SAME_ORIGIN).send(path, csrf_token=token)
     assert (signed_out.status_code, signed_out.headers["Location"]) == (303, f"{SIGN_IN}?return_to=%2Faccount")
-    # Whoever kept the cookie sends the form again after the session was ended.
+    # Who kept the cookie sends the form again after the session was ended.
     ended = tables.sessions.update().values(revoked_at=api.now)
     await api.write(ended.where(tables.sessions.c.account_id == api.account_id))
     replayed = await owner.send(path, csrf_token=token, return_to="/account")

@@ -260,7 +260,7 @@ async def test_quarantined_actors_are_released_and_those_that_refuse_are_named(a
         ("retry_webhook", "status", "status"),
         ("retry_webhook", "state=given_up", "filter"),
         ("retry_webhook", "host=a&host=b", "filter"),
-        ("retry_webhook", "host=" + "a" * 300, "filter"),
+        ("retry_webhook", "host=" + "a" * 600, "filter"),
         ("resolve_payment_with_credit", "trouble=mismatched", "filter"),
     ],
 )

@@ -124,7 +124,7 @@ OPERATORS: Final = Reference(
         "Reviews": "Tasks whose charge waits for a decision.",
         "Tasks": "The tasks of all accounts.",
         "Webhooks": "Events whose delivery fails.",
-        "Set at run time": "Slots, pauses and limits of creates, for a time in place of catalog and settings.",
+        "Overrides": "Slots, pauses and limits of creates, for a time in place of catalog and settings.",
         "Costs": "Who and what costs most: requests, refusals, CPU and credit.",
         "Providers": "The media providers: their state, and a check by a real job.",
         "Books": "Sums of the ledger, and how far it is verified.",

@@ -89,7 +89,7 @@ class PauseRequest(_ForATime, frozen=True, kw_only=True):
 class CreatesRequest(_ForATime, frozen=True, kw_only=True):
     """How many tasks an account may create."""
 
-    per_s: Annotated[float, msgspec.Meta(ge=0, le=CREATES_PER_S_MAX)]
+    per_s: Annotated[float, msgspec.Meta(ge=0, le=CREATES_PER_S_MAX, examples=[0.1])]
     """How many in a second; 0.1 is one in ten seconds, 0 is none."""
 
 
@@ -103,7 +103,7 @@ class EndOverrideRequest(msgspec.Struct, frozen=True, kw_only=True):
     reason: Reason
 
 
-route = OperatorRoutes("Set at run time")
+route = OperatorRoutes("Overrides")
 
 
 @route.read("/ops/api/overrides", "List what operators have set for a time, and what has not ended", OverrideList)
