@@ -9,7 +9,7 @@ from typing import Any, cast
 import trio
 
 from holdfast.supervision.turn_watch import await_stack
-from holdfast.telemetry.costs import MINUTES, NAMES_KEPT, SHOWN_MAX, CostCounts, TimedTurn
+from holdfast.telemetry.costs import MINUTES, NAMES_KEPT, SHOWN_MAX, TURNS_FOR_ONE_TIMED, CostCounts, TimedTurn
 
 
 class Clock:
@@ -82,9 +82,9 @@ async def test_the_steps_of_a_turn_are_measured_and_its_frames_found() -> None:
         started.set()
 
     started = trio.Event()
-    timed = TimedTurn(cast("CoroutineType[Any, Any, object]", turn()))
-    assert await timed == "done"
-    assert 0.02 <= timed.cpu_s < 60
+    timed = TimedTurn()
+    assert await timed.awaiting(cast("CoroutineType[Any, Any, object]", turn())) == "done"
+    assert 0.02 <= timed.end() < 60
     assert any("waiting_here" in frame for frame in stacks[0])
 
 
@@ -98,5 +98,18 @@ async def test_an_exception_goes_through_a_measured_turn() -> None:
 
     cancelled: list[bool] = []
     with trio.move_on_after(0) as scope:
-        await TimedTurn(cast("CoroutineType[Any, Any, object]", turn()))
+        await TimedTurn().awaiting(cast("CoroutineType[Any, Any, object]", turn()))
     assert (scope.cancelled_caught, cancelled) == (True, [True])
+
+
+def test_one_turn_is_measured_for_as_many_as_it_stands_for() -> None:
+    counts = CostCounts()
+    measured = [counts.time_turn() is not None for _ in range(3 * TURNS_FOR_ONE_TIMED)]
+    assert measured == [True, *[False] * (TURNS_FOR_ONE_TIMED - 1)] * 3
+
+
+def test_a_turn_that_awaits_nothing_is_measured_too() -> None:
+    timed, began_s = TimedTurn(), time.thread_time()
+    while time.thread_time() - began_s < 0.002:
+        pass
+    assert 0.002 <= timed.end() < 60

@@ -24,6 +24,9 @@ turns by account, or by the kind of an actor that is no account's."""
 MINUTES: Final = 10
 HOURS: Final = 24
 NAMES_KEPT: Final = 64
+TURNS_FOR_ONE_TIMED: Final = 17
+"""The CPU of one turn in so many is measured and stands for all of them: to measure it costs some microseconds. A
+prime number, so that turns that come in a fixed order are all measured in time."""
 SHOWN_MAX: Final = 20
 
 
@@ -74,6 +77,7 @@ class CostCounts:
 
     def __init__(self, counter: Callable[[], float] = time.monotonic) -> None:
         self._counter = counter
+        self._turns = 0
         self._minute = int(counter() // 60)
         self._minutes: deque[dict[CostOf, _Counts]] = deque([{}], maxlen=MINUTES)
         self._hours: deque[dict[CostOf, _Counts]] = deque([{}], maxlen=HOURS)
@@ -83,6 +87,11 @@ class CostCounts:
         self._begin_minute()
         counts = self._minutes[-1]
         (counts.get(of) or counts.setdefault(of, _Counts())).add(name, count)
+
+    def time_turn(self) -> TimedTurn | None:
+        """Begin to measure the CPU of the turn that begins, if it is one that stands for others."""
+        self._turns += 1
+        return TimedTurn() if self._turns % TURNS_FOR_ONE_TIMED == 1 else None
 
     def _begin_minute(self) -> None:
         now = int(self._counter() // 60)
@@ -130,16 +139,23 @@ def top_of(total: float, names: dict[str, tuple[float, float]]) -> TopCount:
     return TopCount(total, sorted(found, key=lambda each: (-each.count, each.name))[:SHOWN_MAX])
 
 
-costs: Final = CostCounts()
-"""Those of this process."""
-
-
 class TimedTurn(Generator[Any, Any, object]):
-    """Awaits a coroutine and measures the CPU that its steps use; its frames are found through it."""
+    """Measures the CPU of a turn, from when it is made. What the turn awaits is found through it."""
 
-    def __init__(self, coroutine: CoroutineType[Any, Any, object]) -> None:
+    def __init__(self) -> None:
+        self._coroutine: CoroutineType[Any, Any, object] | None = None
+        self._cpu_s = 0.0
+        self._began_s = time.thread_time()
+
+    def awaiting(self, coroutine: CoroutineType[Any, Any, object]) -> TimedTurn:
+        """Return itself, which now awaits the turn's coroutine and measures its steps alone."""
+        self._cpu_s = time.thread_time() - self._began_s
         self._coroutine = coroutine
-        self.cpu_s = 0.0
+        return self
+
+    def end(self) -> float:
+        """Return the CPU seconds of the turn."""
+        return self._cpu_s if self._coroutine is not None else time.thread_time() - self._began_s
 
     def __await__(self) -> Generator[Any, Any, object]:
         """Run the coroutine's steps."""
@@ -147,26 +163,32 @@ class TimedTurn(Generator[Any, Any, object]):
 
     def send(self, value: Any) -> Any:
         """Do the next step."""
+        assert self._coroutine is not None
         began_s = time.thread_time()
         try:
             return self._coroutine.send(value)
         finally:
-            self.cpu_s += time.thread_time() - began_s
+            self._cpu_s += time.thread_time() - began_s
 
     def throw(self, *fault: Any) -> Any:
         """Do the next step with an exception."""
+        assert self._coroutine is not None
         began_s = time.thread_time()
         try:
             return self._coroutine.throw(*fault)
         finally:
-            self.cpu_s += time.thread_time() - began_s
+            self._cpu_s += time.thread_time() - began_s
 
     @property
     def cr_frame(self) -> FrameType | None:
         """The coroutine's frame."""
-        return self._coroutine.cr_frame
+        return self._coroutine and self._coroutine.cr_frame
 
     @property
     def cr_await(self) -> Any:
         """What the coroutine awaits."""
-        return self._coroutine.cr_await
+        return self._coroutine and self._coroutine.cr_await
+
+
+costs: Final = CostCounts()
+"""Those of this process."""

@@ -19,7 +19,6 @@ the mailbox ``_envelope.Envelope``, in the future ``Future._get_hook``.
 from __future__ import annotations
 
 import functools
-import time
 from enum import Enum
 from types import CoroutineType, TracebackType
 from typing import ClassVar, Literal, NoReturn, Protocol
@@ -33,7 +32,7 @@ from holdfast.actors.runtime.faults import Crashed, EndedByOperator, OutcomeUnkn
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage, TrioFuture
 from holdfast.actors.runtime.refs import StoppedFlag
 from holdfast.telemetry import metrics
-from holdfast.telemetry.costs import TimedTurn, costs
+from holdfast.telemetry.costs import TURNS_FOR_ONE_TIMED, TimedTurn, costs
 from holdfast.telemetry.logs import levels, log_raised
 from holdfast.telemetry.logs.raised import about
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
@@ -196,9 +195,7 @@ class TrioActor(pykka.Actor):
         traceparent.set(trace if span is None else span.traceparent)
         if levels.any:
             about.set((self.kind, *self.log_ids().values()))
-        timed: TimedTurn | None = None
-        began_cpu_s = time.thread_time()
-        cpu_s = 0.0
+        timed = costs.time_turn()
         try:
             message = envelope.message
             # The others are pykka's own, of its proxies.
@@ -206,8 +203,7 @@ class TrioActor(pykka.Actor):
                 self.on_receive(message) if isinstance(message, Struct) else self._handle_receive(message)
             )
             if type(result) is CoroutineType:
-                cpu_s, timed = time.thread_time() - began_cpu_s, TimedTurn(result)
-                result = await timed
+                result = await (result if timed is None else timed.awaiting(result))
         except trio.Cancelled:
             envelope.fail(OutcomeUnknown("the actor was stopped while handling the command"))
             raise
@@ -216,13 +212,9 @@ class TrioActor(pykka.Actor):
         else:
             self._finish(envelope, result)
         finally:
-            cpu_s = time.thread_time() - began_cpu_s if timed is None else cpu_s + timed.cpu_s
-            costs.add("turns", self.log_ids().get("account_id", self.kind), cpu_s)
             ended_at = trio.current_time()
             turns.observe(ended_at - now)
-            slow = turns_of(self.kind, self.last_message.__name__)
-            if ended_at - now > slow.slowest_s or ended_at >= slow.until:
-                slow.note(ended_at - now, ended_at, self.log_ids().values(), envelope.trace_id)
+            self._count_turn(envelope, timed, ended_at)
             if levels.any:
                 self._log_turn(envelope, ended_at)
             if self.records is not None:
@@ -230,6 +222,14 @@ class TrioActor(pykka.Actor):
             if span is not None:
                 span.end()
         self.turn = None
+
+    def _count_turn(self, envelope: Envelope, timed: TimedTurn | None, ended_at: float) -> None:
+        """Count its CPU, and remember it if it is the slowest of its kind."""
+        if timed is not None:
+            costs.add("turns", self.log_ids().get("account_id", self.kind), timed.end() * TURNS_FOR_ONE_TIMED)
+        duration_s, slow = ended_at - envelope.began_at, turns_of(self.kind, type(envelope.message).__name__)
+        if duration_s > slow.slowest_s or ended_at >= slow.until:
+            slow.note(duration_s, ended_at, self.log_ids().values(), envelope.trace_id)
 
     def trace_of(self, envelope: Envelope) -> str | None:
         """Return the trace that the handling of a message belongs to."""
