@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio
 from sqlalchemy import insert
 from tests.clients import ok, refused
 
@@ -161,6 +163,42 @@ async def test_one_that_is_stopped_can_be_continued_once_by_another(api: Api, re
     for path in ("", "/stop", "/continue"):
         call = api.call("GET" if not path else "POST", f"{BULK}/act_9{path}", json=WHY, headers=operator(api))
         refused(await call, 404, "bulk_action_not_found")
+
+
+async def test_of_two_that_continue_one_at_once_the_second_is_refused(api: Api, resends: Resends) -> None:
+    await plant(api, BATCH + 1)
+    one = f"{BULK}/{ok(await post(api, BULK, GIVEN_UP))['action_id']}"
+    ok(await post(api, f"{one}/stop", WHY))
+    await to_end(api)
+    write, writes = api.deps.write_record, 0
+
+    async def after_another(change: Callable[[Any], Any]) -> Any:
+        nonlocal writes
+        writes += 1
+        if writes == 2:  # the first is its record
+            api.change(write_record=write)
+            async with trio.open_nursery() as another:
+                another.start_soon(post, api, f"{one}/continue", WHY)
+        return await write(change)
+
+    api.change(write_record=after_another)
+    refused(await post(api, f"{one}/continue", WHY), 409, "bulk_action_not_stopped")
+    running = [each for each in (await get(api, BULK))["data"] if each["state"] == "running"]
+    assert len(running) == 1
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("a bug"), DatabaseAway("too slow")])
+async def test_one_that_fails_keeps_no_other_waiting(api: Api, resends: Resends, fault: Exception) -> None:
+    await plant(api, 1)
+    await api.add_task(make_task(at=api.now - timedelta(hours=1)))
+    ok(await post(api, BULK, GIVEN_UP))
+    resends.before = fault
+    api.tasks.answer = Refusal(code="task_already_terminal", message="It has ended.")
+    api.now += timedelta(seconds=1)
+    other = ok(await post(api, BULK, {"act": "cancel_task", **WHY}))
+    with suppress(DatabaseAway):
+        await BulkActions(lambda: api.deps).work()
+    assert (await get(api, f"{BULK}/{other['action_id']}"))["refused"] == 1
 
 
 class Killed(BaseException):

@@ -185,17 +185,23 @@ def stopped_by(rows: Connection, action: OperatorAction) -> str | None:
     return rows.execute(stops.order_by(actions.c.at).limit(1)).scalar()
 
 
-def is_continued(rows: Connection, action_id: str) -> bool:
-    """Whether another bulk action continues this one."""
-    return rows.execute(_ALL.where(actions.c.action == CONTINUE, actions.c.target == action_id)).first() is not None
-
-
 def write_progress(rows: Connection, action_id: str, before: BulkProgress, after: BulkProgress) -> bool:
     """Write how far a bulk action is; False if it has ended, or if another process has gone on with it."""
     written = {"action_id": action_id, "after": before.after, "upto": before.upto}
     return rows.execute(_WRITE, {**written, "effect": msgspec.json.encode(after.effect()).decode()}).rowcount == 1
 
 
-def begin_progress(rows: Connection, action_id: str, progress: BulkProgress) -> None:
-    """Write the progress of a bulk action that begins."""
+def begin_progress(
+    rows: Connection, action_id: str, progress: BulkProgress, *, continues: str | None = None
+) -> bool:
+    """Write the progress of a bulk action that begins; False if it ``continues`` one that another has continued.
+
+    Runs in one transaction, in which no other can continue the same.
+    """
+    if continues is not None:
+        rows.execute(select(actions.c.action_id).where(actions.c.action_id == continues).with_for_update())
+        continued = _ALL.where(actions.c.action == CONTINUE, actions.c.target == continues)
+        if rows.execute(continued).first() is not None:
+            return False
     rows.execute(actions.update().where(actions.c.action_id == action_id).values(effect=progress.effect()))
+    return True

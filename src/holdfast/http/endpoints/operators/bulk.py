@@ -66,7 +66,6 @@ from holdfast.persistence.operators.bulk import (
     bulk_action_by_id,
     bulk_actions,
     count_matches,
-    is_continued,
     next_matches,
     open_bulk_actions,
     stopped_by,
@@ -74,6 +73,7 @@ from holdfast.persistence.operators.bulk import (
 )
 from holdfast.persistence.queries.events import EventAddress
 from holdfast.persistence.records.operator_tables import OperatorAction
+from holdfast.persistence.server.connections import in_one_transaction
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.supervision.control.messages import DescribeProcess, ListKeys
 
@@ -126,7 +126,8 @@ class Act(NamedTuple):
     async def next(self, deps: Dependencies, filters: Mapping[str, str], progress: BulkProgress) -> list[Match]:
         """Return those to act on next, or those of the batch in hand that are still to be acted on."""
         if self.rows is not None:
-            return await deps.database.read(
+            # As long as the count may take: what it has found must not be too slow to find again.
+            return await deps.database.scan(
                 partial(next_matches, of=self.rows, filters=filters, progress=progress, most=BATCH)
             )
         found = await _quarantined(deps, filters["group"], progress.after, BATCH)
@@ -210,15 +211,25 @@ class BulkActions:
         await repeat(self.work, every_s=EVERY_S, name="bulk actions", schedule=self._schedule)
 
     async def work(self) -> bool:
-        """Do a batch of each; return whether there may be more. Raises :class:`DatabaseAway`."""
+        """Do a batch of each; return whether there may be more. One that fails keeps no other waiting.
+
+        Raises :class:`DatabaseAway`, after the others.
+        """
         deps = self._deps()
         found = await deps.database.read(partial(open_bulk_actions, now=deps.now()))
-        went_on = False
+        went_on, away = False, list[DatabaseAway]()
         for record in found:
             try:
                 went_on |= await _go_on(deps, record)
+            except DatabaseAway as fault:
+                away.append(fault)
             except AskFault as fault:
                 log.info("bulk action postponed", action_id=record.action_id, reason=str(fault))
+            except Exception:
+                # Raised, it would end the worker again each time, and with it the process.
+                log.exception("a bulk action failed", action_id=record.action_id)
+        if away:
+            raise away[0]
         if went_on:
             await trio.sleep(PAUSE_S)
         return went_on
@@ -401,7 +412,9 @@ async def act_on_all(run: ActionRun, given: BulkRequest) -> BulkActionBody | Ref
         return filters
     until = run.record.at
     found = await act.count_all(run.deps, filters, until)
-    return await _begin(run, BulkProgress(given.act, given.filter, until, found.total))
+    begun = await _begin(run, BulkProgress(given.act, given.filter, until, found.total))
+    assert begun is not None
+    return begun
 
 
 @_on_one.read("", "Retrieve a bulk action and how far it is", BulkActionBody)
@@ -426,20 +439,19 @@ async def continue_bulk_action(run: ActionRun, _: ActionRequest, action_id: str)
     found = await run.deps.find_by_id(bulk_action_by_id, action_id)
     if found is None:
         return _not_found(action_id)
-    is_stopped = _state(found, run.deps.now()) == "stopped"
-    if not is_stopped or await run.deps.database.read(partial(is_continued, action_id=action_id)):
-        message = f"The bulk action {shown(action_id)} runs, has ended, or was continued."
-        return Refusal(code="bulk_action_not_stopped", message=message)
     was = BulkProgress.of(found)
     total = max(0, was.total - was.done - was.refused)
     left = msgspec.structs.replace(was, total=total, done=0, refused=0, exceptions="", stopped_by="")
-    return await _begin(run, left)
+    begun = await _begin(run, left, action_id) if _state(found, run.deps.now()) == "stopped" else None
+    message = f"The bulk action {shown(action_id)} runs, has ended, or was continued."
+    return begun or Refusal(code="bulk_action_not_stopped", message=message)
 
 
-async def _begin(run: ActionRun, progress: BulkProgress) -> BulkActionBody:
-    run.goes_on = True
-    await run.deps.write_record(partial(begin_progress, action_id=run.record.action_id, progress=progress))
-    return _body(run.record._replace(effect=progress.effect()), now=run.deps.now())
+async def _begin(run: ActionRun, progress: BulkProgress, continues: str | None = None) -> BulkActionBody | None:
+    """Begin, or return None if another has continued what this one would."""
+    begin = partial(begin_progress, action_id=run.record.action_id, progress=progress, continues=continues)
+    run.goes_on = await run.deps.write_record(in_one_transaction(begin))
+    return _body(run.record._replace(effect=progress.effect()), now=run.deps.now()) if run.goes_on else None
 
 
 def _state(action: OperatorAction, now: datetime) -> BulkState:
