@@ -30,6 +30,7 @@ from holdfast.actors.workers.dispatcher import (
 )
 from holdfast.ledger.catalog.terms import Deadlines
 from holdfast.ledger.clock import utc_now
+from holdfast.persistence.claims import tasks as claims
 from holdfast.persistence.claims.processes import (
     LEASE_S,
     TAKEN_OVER_MAX,
@@ -387,6 +388,26 @@ async def test_tasks_of_a_paused_model_stay_where_they_are_and_others_pass_them(
     setup.paused_models = []
     await dispatcher.check_due()
     assert setup.tasks.woken[1:] == [("task_p0", False)]
+
+
+async def test_others_are_reached_behind_more_accounts_of_a_paused_model_than_are_probed(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "ACCOUNTS_PROBED_MAX", 2)
+    for name in "abcef":
+        model = {"account_id": f"acct_{name}", "model": "studio/clip-1"}
+        await setup.insert_task(f"task_{name}", dispatched=False, due_in_s=-10, **model)
+    await setup.insert_task("task_other", account_id="acct_d", dispatched=False, due_in_s=-1)
+    setup.paused_models = ["studio/clip-1"]
+    dispatcher = setup.dispatcher()
+    for _ in range(2):
+        await dispatcher.check_due()
+    assert setup.tasks.woken == [("task_other", False)]
+    # Those before it come again in their turn.
+    await setup.insert_task("task_first", account_id="acct_a", dispatched=False, due_in_s=-1)
+    for _ in range(2):
+        await dispatcher.check_due()
+    assert setup.tasks.woken[1:] == [("task_first", False)]
 
 
 async def test_slots_that_are_set_to_none_and_more_count_from_the_next_check(setup: Setup) -> None:

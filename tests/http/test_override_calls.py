@@ -117,6 +117,17 @@ async def test_every_process_reads_again_and_others_find_it(api: Api) -> None:
     assert elsewhere.slots({"studio": 8}) == {"studio": 3}
 
 
+async def test_what_another_process_has_just_set_is_ended(api: Api) -> None:
+    until = NOW + timedelta(seconds=60)
+    pause = Override("model_pause", MODEL, None, "refuse", "why", None, "ops", "act_1", NOW, until)
+    await api.deps.write_record(lambda rows: write_override(rows, pause))
+    ok(await act(api, "overrides/end", kind="model_pause", subject=MODEL, reason="it works"))
+    elsewhere = Overrides(lambda: api.database.look(find_overrides), lambda: NOW)
+    assert elsewhere.slots({"studio": 8}) == {"studio": 0}, "no job is started before the first read"
+    await elsewhere.reread()
+    assert (elsewhere.slots({"studio": 8}), elsewhere.in_force()) == ({"studio": 8}, [])
+
+
 async def test_what_has_ended_counts_no_more(api: Api) -> None:
     clock = [NOW]
     overrides = Overrides(lambda: api.database.look(find_overrides), lambda: clock[0])

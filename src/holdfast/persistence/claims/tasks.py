@@ -30,7 +30,7 @@ second; and one that waits, woken too early by another view of the time, would t
 OVERDUE_MARGIN_S = 5
 """A task is claimed this long after its deadline: woken before it, it would take a slot that is not free."""
 
-_ACCOUNTS = text(
+_PROBED = (
     "with recursive probed as ("
     "  (select account_id, 1 as number from tasks where provider = :provider and wake_at is not null "
     "   and not dispatched and account_id > :after and account_id <= :until order by account_id limit 1)"
@@ -39,12 +39,15 @@ _ACCOUNTS = text(
     "    select t.account_id from tasks t where t.provider = :provider and t.wake_at is not null "
     "    and not t.dispatched and t.account_id > p.account_id and t.account_id <= :until "
     "    order by t.account_id limit 1) n"
-    "  where p.number < :probed_max"
+    "  where p.number < :probed_max) "
+)
+_ACCOUNTS = text(
     # The recursion goes no further than this limit asks for.
-    ") select p.account_id from probed p where exists (select from tasks t where t.provider = :provider "
+    f"{_PROBED} select p.account_id from probed p where exists (select from tasks t where t.provider = :provider "
     "and not t.dispatched and t.account_id = p.account_id and t.wake_at <= :now "
     "and t.model <> all(cast(:paused as text[]))) limit :most"
 )
+_LAST_PROBED = text(f"{_PROBED} select account_id from probed where number = :probed_max")
 _CLAIM_WAITING = text(
     "with due as (select w.request_id, a.position, w.wake_at from "
     "unnest(cast(:accounts as text[])) with ordinality a (account_id, position) cross join lateral ("
@@ -190,13 +193,14 @@ def claim_waiting(
     """Claim up to ``slots`` waiting tasks of a provider, of accounts in turn, none of a ``paused`` model.
 
     The turn begins with the account that follows ``after``. Returns the tasks, round by round with one of each
-    account, and the account that was served last.
+    account, and the account that was served last, or if there was none the last one that was probed.
     """
     claimed: list[str] = []
     while len(claimed) < slots:
         left = slots - len(claimed)
-        due = _accounts_in_turn(rows, provider, after, left, now=now, paused=paused)
+        due, last = _accounts_in_turn(rows, provider, after, left, now=now, paused=paused)
         if not due:
+            after = last
             break
         # With more slots than accounts, each account gets the same share; the rest goes to the next round.
         share = max(1, left // len(due))
@@ -224,8 +228,12 @@ def claim_waiting(
 
 def _accounts_in_turn(
     rows: Connection, provider: str, after: str, most: int, *, now: datetime, paused: Sequence[str]
-) -> list[str]:
-    """Return accounts with a task that is due: those after ``after`` first, then from the beginning up to it."""
+) -> tuple[list[str], str]:
+    """Return accounts with a task that is due: those after ``after`` first, then from the beginning up to it.
+
+    With them is the last one that was probed, if others follow it: while a model is paused more accounts than are
+    probed may have tasks of it alone, and those behind them come in a later claim. Otherwise it is ``after``.
+    """
     due: list[str] = []
     for first, last in ((after, _LAST), (FIRST, after)):
         if len(due) < most and first != last:
@@ -239,7 +247,10 @@ def _accounts_in_turn(
                 "paused": list(paused),
             }
             due += rows.execute(_ACCOUNTS, probe).scalars()
-    return due
+            probed = rows.scalar(_LAST_PROBED, probe) if paused and len(due) < most else None
+            if probed is not None:
+                return due, probed
+    return due, after
 
 
 def claim_follow_ups(rows: Connection, *, me: str, most: int, now: datetime) -> list[FollowUp]:

@@ -38,7 +38,10 @@ def find_overrides(rows: Connection) -> list[Override]:
 
 
 class Overrides:
-    """The overrides that this process knows. ``read`` reads all rows; before the first read there is none."""
+    """The overrides that this process knows. ``read`` reads all rows; before the first read there is none.
+
+    Until then no job is started: one of a paused provider or model might be.
+    """
 
     def __init__(self, read: Callable[[], Awaitable[Sequence[Override]]], now: Now) -> None:
         self._read = read
@@ -86,6 +89,8 @@ class Overrides:
 
     def slots(self, catalog: Mapping[str, int]) -> Mapping[str, int]:
         """Return how many jobs each provider runs at once, by the catalog's numbers; a paused one starts none."""
+        if self.seen < 0:
+            return dict.fromkeys(catalog, 0)
         return {name: self._slots_of(name, slots) for name, slots in catalog.items()} if self._known else catalog
 
     def _slots_of(self, provider: str, slots: int) -> int:

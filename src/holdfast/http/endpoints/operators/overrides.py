@@ -164,6 +164,8 @@ async def end_override(run: ActionRun, given: EndOverrideRequest) -> OverrideLis
     run.note(kind=given.kind, subject=given.subject)
     if given.kind == "account_creates":
         run.concern(given.subject)
+    # It may have been set by another process a moment ago.
+    await run.deps.operating.overrides.reread()
     found = run.deps.operating.overrides.find(given.kind, given.subject)
     return _listed(run.deps, []) if found is None else await _write(run, found._replace(ends_at=run.deps.now()))
 
