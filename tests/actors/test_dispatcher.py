@@ -395,8 +395,9 @@ async def test_others_are_reached_behind_more_accounts_of_a_paused_model_than_ar
 ) -> None:
     monkeypatch.setattr(claims, "ACCOUNTS_PROBED_MAX", 2)
     for name in "abcef":
-        model = {"account_id": f"acct_{name}", "model": "studio/clip-1"}
-        await setup.insert_task(f"task_{name}", dispatched=False, due_in_s=-10, **model)
+        await setup.insert_task(
+            f"task_{name}", account_id=f"acct_{name}", dispatched=False, due_in_s=-10, model="studio/clip-1"
+        )
     await setup.insert_task("task_other", account_id="acct_d", dispatched=False, due_in_s=-1)
     setup.paused_models = ["studio/clip-1"]
     dispatcher = setup.dispatcher()

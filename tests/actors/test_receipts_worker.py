@@ -85,6 +85,23 @@ async def test_a_page_that_ends_among_recent_operations_passes_none_over(
     assert audit_receipts(database_url) == ([], 5, 0, 50_000_000)
 
 
+async def test_recent_operations_without_readable_orders_are_read_once_a_pass(
+    database: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipts, "OPERATIONS_MAX", 2)
+    clock = Clock()
+    worker = ReceiptsWorker(database=database, terms=TERMS, now=clock)
+    with connected(database_url) as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        history = AccountHistory(connection, "acct_ada")
+        for number in range(3):
+            history.order(f"ada{number}", payment(f"ada{number}"))
+        connection.execute(text("update orders set state = '{\"facts\": 1}'"))
+        for _ in range(3):
+            assert await worker.issue() is False
+            clock.at += timedelta(seconds=1)
+
+
 async def test_issued_at_is_service_time(database: Database, database_url: str) -> None:
     clock = Clock()
     clock.at += timedelta(days=3)

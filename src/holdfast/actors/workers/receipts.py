@@ -80,9 +80,10 @@ class ReceiptsWorker:
         if receipts and not await self._database.record(partial(store_receipts, issued=receipts)):
             log.info("receipts not issued: another process has issued some")
             return False
-        before, self._after = self._after, due.next_after or self._start_again()
+        self._after = due.next_after or self._start_again()
         # Recent operations whose orders are not readable can have no receipt, and are tried again by a later pass.
-        return due.next_after is not None and (bool(receipts) or self._after > before)
+        is_settled = due.next_after != LedgerPosition(settled_at)
+        return due.next_after is not None and (bool(receipts) or is_settled)
 
     def _start_again(self) -> LedgerPosition:
         now = self._now()
