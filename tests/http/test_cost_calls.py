@@ -134,3 +134,11 @@ async def test_the_page_shows_tables_and_the_overview_what_is_far_ahead(api: Api
     overview = (await browser.read("/ops")).text
     assert "Far ahead of the rest" in overview
     assert "CPU in turns by actor, last minutes" in overview
+
+
+async def test_turns_too_short_for_the_clock_are_no_line(api: Api) -> None:
+    counts = Costs({"turns": top(0.0, worker=0.0)}, {"turns": top(2.0, worker=2.0, mail=0.0)})
+    use_counts(api, counts, Costs({}, {}))
+    headers = {"Authorization": f"Bearer {api.deps.settings.operator_token}"}
+    [table] = ok(await api.call("GET", "/ops/api/costs", headers=headers))["data"]
+    assert (table["time"], [each["name"] for each in table["lines"]]) == ("day", ["worker"])

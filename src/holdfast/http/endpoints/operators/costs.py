@@ -148,6 +148,7 @@ def _table(what: CostWhat, by: str, time: CreditTime, top: TopCount) -> CostTabl
     lines = [
         CostLine(each.name, each.count, each.over_by, min(1.0, each.count / top.total))
         for each in top.largest[:LINES_MAX]
+        if each.count > 0  # a clock of CPU may have coarse steps
     ]
     # What they surely have is compared.
     sure = [each.amount - each.over_by for each in lines[:1]] + [each.amount for each in lines[1:2]]
