@@ -18,7 +18,15 @@ from typer.core import TyperGroup
 
 import holdfast
 from holdfast.commands.act import act_command
-from holdfast.commands.common import database, fail, quiet_ends, refuse_old_tables, report_faults, until_interrupted
+from holdfast.commands.common import (
+    ServiceUrl,
+    database,
+    fail,
+    quiet_ends,
+    refuse_old_tables,
+    report_faults,
+    until_interrupted,
+)
 from holdfast.commands.log_level import log_level_command
 from holdfast.commands.overrides import override_command
 from holdfast.settings.checks import EMULATORS, INSTALL_EMULATORS, has_emulators
@@ -355,10 +363,7 @@ def follow_command(
     since: Annotated[
         str | None, typer.Option(help="As long ago as 15m, 2h or 7d, or an RFC 3339 time.", show_default=False)
     ] = None,
-    url: Annotated[
-        str | None,
-        typer.Option(help="The service's address; by default the configured one.", show_default=False),
-    ] = None,
+    url: ServiceUrl = None,
 ) -> None:
     """Print all that happened to one thing, the newest last: rows, reports, actions, log lines of all processes.
 
@@ -401,10 +406,7 @@ def catalog_probe_command(
     *,
     wait_s: Annotated[float, typer.Option("--wait", min=1, max=120, help="Seconds for each job to end.")] = 120.0,
     yes: Annotated[bool, typer.Option("--yes", help="Run jobs even if their provider charges for them.")] = False,
-    url: Annotated[
-        str | None,
-        typer.Option(help="The service's address; by default the configured one.", show_default=False),
-    ] = None,
+    url: ServiceUrl = None,
 ) -> None:
     """Run the example of each model once at its provider, for no account; one line per model.
 
@@ -491,10 +493,7 @@ def provider_check_command(
     job_input: Annotated[str | None, typer.Option("--input", help="The model's input, as JSON.")] = None,
     wait_s: Annotated[float, typer.Option("--wait", min=1, max=120, help="Seconds for the job to end.")] = 30.0,
     yes: Annotated[bool, typer.Option("--yes", help="Run the job even if the provider charges for it.")] = False,
-    url: Annotated[
-        str | None,
-        typer.Option(help="The service's address; by default the configured one.", show_default=False),
-    ] = None,
+    url: ServiceUrl = None,
 ) -> None:
     """Run one real job at a provider, for no account, and show each step.
 

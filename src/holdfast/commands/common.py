@@ -6,16 +6,21 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn, TypeAlias, TypeVar
 
 import typer
 
-from holdfast.settings.settings import Locations, SettingsFault
+from holdfast.settings.settings import Locations, SettingsFault, environment, load_service_location
 from holdfast.start.exit_codes import BAD_CONFIGURATION, GAVE_UP
 
+T = TypeVar("T")
+
 REPEATED_AFTER_S: Final = 0.5
+ServiceUrl: TypeAlias = Annotated[
+    str | None, typer.Option(help="The service's address; by default the configured one.", show_default=False)
+]
 
 
 @contextlib.contextmanager
@@ -75,6 +80,26 @@ def _report(fault: Exception) -> None:
             fail(str(fault), GAVE_UP)
         case DatabaseAway():
             fail(f"The database cannot be reached: {fault.reason}", GAVE_UP)
+
+
+def ask_service(
+    path: str,
+    reply: type[T],
+    *,
+    url: str | None,
+    timeout_s: float = 30.0,
+    query: Mapping[str, str] | None = None,
+    body: Mapping[str, Any] | None = None,
+) -> T:
+    """Read ``path`` of the configured service, or send it a ``body``. Exits with a line if it does not do so."""
+    from holdfast.commands.service_calls import ServiceFault, call_service
+
+    with report_faults():
+        location = load_service_location(environment())
+        try:
+            return call_service(location, path, reply, url=url, timeout_s=timeout_s, query=query, body=body)
+        except ServiceFault as fault:
+            fail(str(fault), GAVE_UP)
 
 
 @contextlib.contextmanager

@@ -6,11 +6,8 @@ from typing import Annotated
 
 import typer
 
-from holdfast.commands.common import fail, report_faults
-from holdfast.settings.settings import environment, load_service_location
-from holdfast.start.exit_codes import BAD_CONFIGURATION, GAVE_UP
-
-TIMEOUT_S = 30.0
+from holdfast.commands.common import ServiceUrl, ask_service, fail
+from holdfast.start.exit_codes import BAD_CONFIGURATION
 
 
 def log_level_command(
@@ -27,13 +24,9 @@ def log_level_command(
         str | None, typer.Option("--process", help="Only in this process (proc_…); by default in all.")
     ] = None,
     reason: Annotated[str, typer.Option(help="Why; it is recorded. Needed with a subject.")] = "",
-    url: Annotated[
-        str | None,
-        typer.Option(help="The service's address; by default the configured one.", show_default=False),
-    ] = None,
+    url: ServiceUrl = None,
 ) -> None:
     """Write a subject's lines at debug for a time; without a subject list what is raised in the running service."""
-    from holdfast.commands.service_calls import ServiceFault, call_service
     from holdfast.http.endpoints.operators.log_levels import LogLevels
 
     body: dict[str, object] | None = None
@@ -41,14 +34,7 @@ def log_level_command(
         if not reason.strip():
             fail("--reason is needed: it is recorded with the action.", BAD_CONFIGURATION)
         body = {"for_s": for_s, "lines_per_s": lines, "member_id": member, "subject": subject, "reason": reason}
-    with report_faults():
-        location = load_service_location(environment())
-        try:
-            found = call_service(
-                location, "/ops/api/log-levels", LogLevels, url=url, timeout_s=TIMEOUT_S, body=body
-            )
-        except ServiceFault as fault:
-            fail(str(fault), GAVE_UP)
+    found = ask_service("/ops/api/log-levels", LogLevels, url=url, body=body)
     for each in found.data:
         typer.echo(
             f"{each.member_id} {each.subject} until {each.ends_at}, {each.logged} lines, {each.dropped} dropped: "

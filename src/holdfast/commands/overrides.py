@@ -7,11 +7,9 @@ from urllib.parse import quote
 
 import typer
 
-from holdfast.commands.common import fail, report_faults
-from holdfast.settings.settings import environment, load_service_location
-from holdfast.start.exit_codes import BAD_CONFIGURATION, GAVE_UP
+from holdfast.commands.common import ServiceUrl, ask_service, fail
+from holdfast.start.exit_codes import BAD_CONFIGURATION
 
-TIMEOUT_S: Final = 30.0
 What = Literal["slots", "pause-provider", "pause-model", "creates"]
 _KINDS: Final = {
     "slots": ("provider_slots", "providers/{}/slots", "slots"),
@@ -33,24 +31,15 @@ def override_command(
     for_s: Annotated[int, typer.Option("--for", min=0, help="For so many seconds; 0 ends it.")] = 3_600,
     note: Annotated[str, typer.Option(help="Of a pause: why, for customers.")] = "",
     reason: Annotated[str, typer.Option(help="Why; it is recorded. Needed to set or end anything.")] = "",
-    url: Annotated[
-        str | None,
-        typer.Option(help="The service's address; by default the configured one.", show_default=False),
-    ] = None,
+    url: ServiceUrl = None,
 ) -> None:
     """Set for a time a provider's slots, a pause of a provider or model, or how many tasks an account creates."""
-    from holdfast.commands.service_calls import ServiceFault, call_service
     from holdfast.http.endpoints.operators.overrides import OverrideList
 
     path, body = "/ops/api/overrides", None
     if what is not None:
         path, body = _action(what, subject, value, for_s=for_s, note=note, reason=reason)
-    with report_faults():
-        location = load_service_location(environment())
-        try:
-            found = call_service(location, path, OverrideList, url=url, timeout_s=TIMEOUT_S, body=body)
-        except ServiceFault as fault:
-            fail(str(fault), GAVE_UP)
+    found = ask_service(path, OverrideList, url=url, body=body)
     for each in found.data:
         value = each.new_tasks if each.number is None else f"{each.number:g}"
         typer.echo(f"{each.kind} {each.subject} {value} until {each.ends_at}, by {each.operator}: {each.reason}")
