@@ -7,19 +7,17 @@ server does not have, or that takes longer, is missing, with why.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import msgspec
 from psycopg import errors
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, RowMapping, text
 from sqlalchemy.exc import DBAPIError
 
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.public_types import Time
 from holdfast.persistence.server.connections import driver_of
 from holdfast.telemetry.scrubbing import scrub
-
-S = TypeVar("S", bound=msgspec.Struct)
 
 PART_MS: Final = 1_000
 STATEMENT_CHARS_MAX: Final = 400
@@ -227,43 +225,25 @@ _WHY: Final[tuple[tuple[type[Exception], str], ...]] = (
 def read_server_state(rows: Connection) -> ServerState:
     """Read every part on one connection, whose settings are afterwards as they were."""
     missing: dict[str, str] = {}
-
-    def part(name: str, shape: type[S]) -> list[S]:
-        given = {"chars": STATEMENT_CHARS_MAX} if ":chars" in _PARTS[name] else {}
-        try:
-            with driver_of(rows).transaction():
-                found = rows.execute(text(_PARTS[name]), given).mappings().all()
-        except DBAPIError as fault:
-            why = next((each for kind, each in _WHY if isinstance(fault.orig, kind)), None)
-            if why is None:
-                raise
-            missing[name] = why
-            return []
-        return [msgspec.convert({key: _shown(key, row[key]) for key in row}, shape) for row in found]
-
+    state: dict[str, Any] = {"missing": missing}
     with driver_of(rows).transaction():
         rows.execute(text("select set_config('statement_timeout', :most, true)"), {"most": str(PART_MS)})
-        server = rows.execute(_SERVER).one()
-        return ServerState(
-            at=format_time(server.at),
-            version=server.version,
-            role=server.role,
-            is_monitor=server.is_monitor,
-            is_standby=server.is_standby,
-            database_bytes=server.database_bytes,
-            connections_max=server.connections_max,
-            missing=missing,
-            connections=part("connections", ConnectionGroup),
-            transactions=part("transactions", OpenTransaction),
-            blocked=part("blocked", BlockedStatement),
-            statements=part("statements", SlowStatement),
-            tables=part("tables", TableState),
-            replicas=part("replicas", Replica),
-        )
+        state |= _shown(rows.execute(_SERVER).mappings().one())
+        for name, query in _PARTS.items():
+            given = {"chars": STATEMENT_CHARS_MAX} if ":chars" in query else {}
+            state[name] = []
+            try:
+                with driver_of(rows).transaction():
+                    state[name] = [_shown(row) for row in rows.execute(text(query), given).mappings()]
+            except DBAPIError as fault:
+                why = next((each for kind, each in _WHY if isinstance(fault.orig, kind)), None)
+                if why is None:
+                    raise
+                missing[name] = why
+    return msgspec.convert(state, ServerState)
 
 
-def _shown(name: str, value: object) -> object:
-    """Return a column as it is shown: of a statement no secret that it has as text."""
-    if isinstance(value, datetime):
-        return format_time(value)
-    return scrub(str(value)) if name.endswith("statement") else value
+def _shown(row: RowMapping) -> dict[str, Any]:
+    """Return a row as it is shown: of a statement no secret that it has as text."""
+    shown = {name: format_time(value) if isinstance(value, datetime) else value for name, value in row.items()}
+    return shown | {name: scrub(str(row[name])) for name in row if name.endswith("statement")}
