@@ -25,7 +25,9 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
-from typing import Final, Generic, NamedTuple, Protocol, TypedDict, TypeVar, Unpack, get_args
+from functools import partial
+from operator import attrgetter
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypedDict, TypeVar, Unpack, get_args
 
 import msgspec
 from quart import Response
@@ -34,7 +36,7 @@ from sqlalchemy import Connection
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Declaration, Media, Outcome, Parameter
 from holdfast.http.kit.values import SHOWN_CHARS_MAX, invalid_parameter, missing_parameter
-from holdfast.ledger.clock import midnight
+from holdfast.ledger.clock import format_time, midnight
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount
 from holdfast.ledger.refusals import Refusal
@@ -172,6 +174,21 @@ class CsvFile(NamedTuple, Generic[E]):
 
     name: str
     columns: Mapping[str, Callable[[E], str | int | None]]
+
+
+def columns_of(*paths: str) -> dict[str, Callable[[Any], str | int | None]]:
+    """Return columns that show attributes, each by its last name; ``request.amount_micro`` as ``amount``."""
+
+    def cell(read: Callable[[Any], Any], is_micro: bool, entry: object) -> str | int | None:
+        value = read(entry)
+        if is_micro and value is not None:
+            return format_amount(value)
+        return format_time(value) if isinstance(value, datetime) else value
+
+    return {
+        path.rpartition(".")[2].removesuffix("_micro"): partial(cell, attrgetter(path), path.endswith("_micro"))
+        for path in paths
+    }
 
 
 # ------------------------------------------------------------------------------------------ what a request asks for

@@ -9,13 +9,11 @@ from typing import Any, Final, TypeAlias, TypeVar, get_args
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.http.kit.listing import ListBody, Position, filter_by, number_of
+from holdfast.http.kit.listing import ListBody, Position, columns_of, filter_by, number_of
 from holdfast.http.kit.routes import Parameter
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.payments import in_units
-from holdfast.ledger.clock import format_time
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, OrderId, Time
 from holdfast.ledger.receipts import Receipt, ReceiptKind
 from holdfast.ledger.refusals import Refusal
@@ -172,22 +170,13 @@ def read_page(
 Cell: TypeAlias = Callable[[Receipt], str | int | None]
 
 COLUMNS: Final[Mapping[str, Cell]] = {
-    "number": lambda receipt: receipt.number,
-    "kind": lambda receipt: receipt.kind,
-    "issued_at": lambda receipt: format_time(receipt.issued_at),
-    "moved_at": lambda receipt: format_time(receipt.moved_at),
-    "receipt_number": lambda receipt: receipt.receipt_number,
-    "order_id": lambda receipt: receipt.order_id,
-    "operation_id": lambda receipt: receipt.operation_id,
-    "reason": lambda receipt: receipt.reason,
+    **columns_of("number", "kind", "issued_at", "moved_at", "receipt_number", "order_id", "operation_id", "reason"),
     "amount": lambda receipt: in_units(receipt.amount_micro, receipt.currency),
-    "currency": lambda receipt: receipt.currency,
-    "credit": lambda receipt: format_amount(receipt.credit_micro),
+    **columns_of("currency", "credit_micro"),
 }
 COLUMNS_OF_ALL: Final[Mapping[str, Cell]] = {
     **COLUMNS,
-    "account_id": lambda receipt: receipt.account_id,
-    "email": lambda receipt: receipt.email,
+    **columns_of("account_id", "email"),
     "seller": lambda receipt: receipt.seller.name,
     "tax_id": lambda receipt: receipt.seller.tax_id,
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -39,6 +38,7 @@ from holdfast.http.kit.listing import (
     Position,
     StoredListBody,
     TotalledListBody,
+    columns_of,
     csv_media,
     filter_by,
     list_for_operators,
@@ -50,7 +50,6 @@ from holdfast.http.schemas.cards import AutoTopUpBody, auto_top_up_body
 from holdfast.http.schemas.common import AmountGiven, render
 from holdfast.http.schemas.events import AlertsBody, WebhookBody, alerts_body, webhook_body
 from holdfast.http.schemas.operators import ActionWithReason, Reason
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, Role, Time
 from holdfast.ledger.refusals import Refusal
@@ -64,7 +63,7 @@ from holdfast.persistence.queries.finding import (
     newest_with,
     subject_of,
 )
-from holdfast.persistence.queries.newest import AccountOrder, AccountState, ListedAccount, list_accounts
+from holdfast.persistence.queries.newest import AccountOrder, AccountState, list_accounts
 from holdfast.persistence.queries.orders import SwitchedOffTopUp, switched_off_top_ups, top_up_of_account
 from holdfast.persistence.queries.webhooks import mail_recipient, webhooks_of_account
 
@@ -182,16 +181,9 @@ class AllAccounts(TotalledListBody[AccountEntry], frozen=True):
     """A page of all accounts, with how many there are by state, and the sums of their balances."""
 
 
-_COLUMNS: Final[dict[str, Callable[[ListedAccount], str | int | None]]] = {
-    "account_id": lambda found: found.account_id,
-    "email": lambda found: found.email,
-    "created_at": lambda found: format_time(found.created_at),
-    "state": lambda found: found.state,
-    "balance": lambda found: format_amount(found.balance_micro),
-    "held": lambda found: format_amount(found.held_micro),
-    "operation_count": lambda found: found.operation_count,
-    "spent": lambda found: None if found.spent_micro is None else format_amount(found.spent_micro),
-}
+_COLUMNS: Final = columns_of(
+    "account_id", "email", "created_at", "state", "balance_micro", "held_micro", "operation_count", "spent_micro"
+)
 _LIST_FILTERS: Final = (
     filter_by("email", "Only accounts whose e-mail address has this part."),
     filter_by("state", "Only accounts in this state.", get_args(AccountState)),

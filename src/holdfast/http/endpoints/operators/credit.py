@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable
-from datetime import datetime
 from functools import partial
 from typing import Annotated, Final, get_args
 
@@ -30,6 +28,7 @@ from holdfast.http.kit.listing import (
     CsvFile,
     Position,
     TotalledListBody,
+    columns_of,
     csv_media,
     filter_by,
     list_for_operators,
@@ -39,7 +38,6 @@ from holdfast.http.kit.routes import Outcome
 from holdfast.http.kit.values import invalid_parameter, read_amount, shown
 from holdfast.http.schemas.common import AmountGiven, CreditChangedBody, credit_changed_body, render
 from holdfast.http.schemas.operators import ActionWithReason, Note, Reason, text_of
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import format_amount, parse_amount
 from holdfast.ledger.public_types import Amount, Time
@@ -252,23 +250,17 @@ class CouponList(TotalledListBody[CouponBody], frozen=True):
     """A page of coupons, newest first, with how many there are by state, and what they have given."""
 
 
-_COLUMNS: Final[dict[str, Callable[[CouponRow], str | int | None]]] = {
-    "coupon_id": lambda coupon: coupon.coupon_id,
-    "code_prefix": lambda coupon: coupon.code_prefix,
-    "amount": lambda coupon: format_amount(coupon.amount_micro),
-    "uses": lambda coupon: coupon.uses,
-    "uses_max": lambda coupon: coupon.uses_max,
-    "created_at": lambda coupon: format_time(coupon.created_at),
-    "redeem_until": lambda coupon: _time(coupon.redeem_until),
-    "credit_days": lambda coupon: coupon.credit_days,
-    "disabled_at": lambda coupon: _time(coupon.disabled_at),
-}
-
-
-def _time(at: datetime | None) -> str | None:
-    return None if at is None else format_time(at)
-
-
+_COLUMNS: Final = columns_of(
+    "coupon_id",
+    "code_prefix",
+    "amount_micro",
+    "uses",
+    "uses_max",
+    "created_at",
+    "redeem_until",
+    "credit_days",
+    "disabled_at",
+)
 _STATE: Final = filter_by(
     "state", "Only coupons that can be redeemed, that are used up, or that have ended.", get_args(CouponState)
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import Final, Unpack, get_args
 
 import msgspec
@@ -22,6 +21,7 @@ from holdfast.http.kit.listing import (
     Position,
     StoredListBody,
     TotalledListBody,
+    columns_of,
     csv_media,
     filter_by,
     list_for_operators,
@@ -30,7 +30,6 @@ from holdfast.http.kit.routes import Outcome
 from holdfast.http.kit.values import ORDER_DECIMALS_MAX, invalid_parameter, read_amount
 from holdfast.http.schemas.operators import ActionRequest, Note, Reason, text_of
 from holdfast.http.schemas.payments import OrderAmount, PaymentOrderBody, in_units, payment_order_body, render_order
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.order import Order, OrderStatus, Origin, Provider, ReconcileStatus
 from holdfast.ledger.orders.targets import received_micro
@@ -117,19 +116,13 @@ class AllOrders(TotalledListBody[OrderDetails], frozen=True):
     """A page of all payment orders, with how many there are by status and currency, and their sums."""
 
 
-_COLUMNS: Final[dict[str, Callable[[TroubledOrder], str | int | None]]] = {
-    "order_id": lambda found: found.order.order_id,
-    "account_id": lambda found: found.order.account_id,
-    "email": lambda found: found.email,
-    "created_at": lambda found: format_time(found.order.request.created_at),
-    "provider": lambda found: found.order.request.provider,
-    "origin": lambda found: found.order.request.origin,
-    "amount": lambda found: format_amount(found.order.request.amount_micro),
-    "currency": lambda found: found.order.request.currency,
-    "status": lambda found: found.order.statuses.status,
-    "reversal_status": lambda found: found.order.statuses.reversal_status,
-    "reconcile_status": lambda found: found.order.statuses.reconcile_status,
-}
+_COLUMNS: Final = columns_of(
+    "order.order_id",
+    "order.account_id",
+    "email",
+    *(f"order.request.{name}" for name in ("created_at", "provider", "origin", "amount_micro", "currency")),
+    *(f"order.statuses.{name}" for name in ("status", "reversal_status", "reconcile_status")),
+)
 _STATUS_FILTERS: Final = (
     filter_by("status", "Only orders with this status.", get_args(OrderStatus)),
     filter_by("reconcile_status", "Only orders that compare so with their provider.", get_args(ReconcileStatus)),

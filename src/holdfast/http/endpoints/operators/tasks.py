@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, TypeVar, get_args
 
@@ -21,6 +21,7 @@ from holdfast.http.kit.listing import (
     Position,
     StoredListBody,
     TotalledListBody,
+    columns_of,
     csv_media,
     filter_by,
     list_for_operators,
@@ -30,7 +31,6 @@ from holdfast.http.schemas.common import render
 from holdfast.http.schemas.operators import ActionRequest
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.http.services.tasks import task_not_found
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.ids import is_id
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, FreeForm, Time
@@ -116,14 +116,8 @@ class AllTasks(TotalledListBody[TaskDetails], frozen=True):
     """A page of all tasks, with how many there are by status."""
 
 
-_COLUMNS: Final[dict[str, Callable[[Task], str | int | None]]] = {
-    "request_id": lambda task: task.request_id,
-    "account_id": lambda task: task.account_id,
-    "api_key_id": lambda task: task.request.api_key_id,
-    "created_at": lambda task: format_time(task.created_at),
-    "status": lambda task: task.status,
-    "model": lambda task: task.model,
-    "provider": lambda task: task.provider,
+_COLUMNS: Final[Mapping[str, Callable[[Task], str | int | None]]] = {
+    **columns_of("request_id", "account_id", "request.api_key_id", "created_at", "status", "model", "provider"),
     "attempts": lambda task: task.state.attempt,
     "held_credits": lambda task: format_amount(task.request.hold_micro),
     "error": lambda task: task.state.error,

@@ -15,6 +15,7 @@ from holdfast.http.kit.listing import (
     STATUS,
     CsvFile,
     Position,
+    columns_of,
     csv_media,
     filter_by,
     list_of_account,
@@ -23,7 +24,6 @@ from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.tasks import UsageList, usage_body
 from holdfast.ledger.api_keys import USAGE_READ
 from holdfast.ledger.catalog.models import Modality
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
 from holdfast.persistence.queries.tasks import usage_of_account
 from holdfast.persistence.records.rows import UsageEntry
@@ -33,20 +33,10 @@ route = RouteTable("Usage")
 _MODALITY: Final = filter_by("modality", "Only entries of this modality.", get_args(Modality))
 
 COLUMNS: Final[Mapping[str, Callable[[UsageEntry], str | int | None]]] = {
-    "request_id": lambda entry: entry.request_id,
-    "ts": lambda entry: format_time(entry.ts),
-    "model": lambda entry: entry.model,
-    "modality": lambda entry: entry.modality,
-    "status": lambda entry: entry.status,
-    "api_key_id": lambda entry: entry.api_key_id,
-    "billable_units": lambda entry: entry.billable_units,
-    "tokens_in": lambda entry: entry.tokens_in,
-    "tokens_out": lambda entry: entry.tokens_out,
-    "latency_ms": lambda entry: entry.latency_ms,
+    **columns_of("request_id", "ts", "model", "modality", "status", "api_key_id", "billable_units"),
+    **columns_of("tokens_in", "tokens_out", "latency_ms"),
     "cost_credits": lambda entry: format_amount(entry.cost_micro),
-    "operation_id": lambda entry: entry.operation_id,
-    "error": lambda entry: entry.error,
-    "end_user": lambda entry: entry.end_user,
+    **columns_of("operation_id", "error", "end_user"),
 }
 
 
