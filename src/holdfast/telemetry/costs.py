@@ -121,21 +121,26 @@ def _add_all(to: dict[CostOf, _Counts], added: dict[CostOf, _Counts]) -> None:
 
 
 def _largest(times: Iterable[dict[CostOf, _Counts]]) -> dict[CostOf, TopCount]:
-    totals: dict[CostOf, float] = {}
-    counts: dict[CostOf, dict[str, tuple[float, float]]] = {}
+    found: dict[CostOf, list[_Counts]] = {}
     for each in times:
-        for of, found in each.items():
-            totals[of] = totals.get(of, 0.0) + found.total
-            names = counts.setdefault(of, {})
-            for name, (count, over_by) in found.of.items():
-                had, had_over = names.get(name, (0.0, 0.0))
-                names[name] = had + count, had_over + over_by
-    return {of: top_of(totals[of], names) for of, names in counts.items()}
+        for of, counts in each.items():
+            found.setdefault(of, []).append(counts)
+    return {
+        of: top_of(
+            sum(each.total for each in counted),
+            (NameCount(name, *count) for each in counted for name, count in each.of.items()),
+        )
+        for of, counted in found.items()
+    }
 
 
-def top_of(total: float, names: dict[str, tuple[float, float]]) -> TopCount:
-    """Return the largest of counts, each with by how much it may be too large."""
-    found = [NameCount(name, count, over_by) for name, (count, over_by) in names.items()]
+def top_of(total: float, counts: Iterable[NameCount]) -> TopCount:
+    """Return the largest of counts; those of the same name are added up."""
+    names: dict[str, tuple[float, float]] = {}
+    for each in counts:
+        had, had_over = names.get(each.name, (0.0, 0.0))
+        names[each.name] = had + each.count, had_over + each.over_by
+    found = [NameCount(name, *count) for name, count in names.items()]
     return TopCount(total, sorted(found, key=lambda each: (-each.count, each.name))[:SHOWN_MAX])
 
 
@@ -164,18 +169,17 @@ class TimedTurn(Generator[Any, Any, object]):
     def send(self, value: Any) -> Any:
         """Do the next step."""
         assert self._coroutine is not None
-        began_s = time.thread_time()
-        try:
-            return self._coroutine.send(value)
-        finally:
-            self._cpu_s += time.thread_time() - began_s
+        return self._timed(self._coroutine.send, value)
 
     def throw(self, *fault: Any) -> Any:
         """Do the next step with an exception."""
         assert self._coroutine is not None
+        return self._timed(self._coroutine.throw, *fault)
+
+    def _timed(self, step: Callable[..., Any], *given: Any) -> Any:
         began_s = time.thread_time()
         try:
-            return self._coroutine.throw(*fault)
+            return step(*given)
         finally:
             self._cpu_s += time.thread_time() - began_s
 

@@ -45,7 +45,7 @@ from holdfast.http.kit.routes import Outcome, Parameter
 from holdfast.http.kit.values import invalid_parameter, shown
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.operators import ActionRequest, ActionWithReason, Reason
-from holdfast.ledger.clock import format_time
+from holdfast.ledger.clock import time_or_none
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.claims.due_work import BULK_ACTIONS_GO_ON
@@ -387,7 +387,7 @@ async def read_bulk_matches(call: Call) -> Outcome:
 
 
 def _match(found: Match) -> MatchBody:
-    return MatchBody([*found.target], None if found.at is None else format_time(found.at))
+    return MatchBody([*found.target], time_or_none(found.at))
 
 
 _on_all: Final = route.below("/ops/api/bulk-actions", errors=("invalid_parameter", "missing_parameter"))

@@ -16,14 +16,14 @@ from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import filter_by, read_window
 from holdfast.http.kit.routes import Outcome
-from holdfast.ledger.clock import format_time
+from holdfast.ledger.clock import time_or_none
 from holdfast.ledger.money import MICRO
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.costs import CreditLine, CreditTime, credit_costs
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.supervision.control.messages import ReadCosts
-from holdfast.telemetry.costs import CostOf, TopCount, top_of
+from holdfast.telemetry.costs import CostOf, NameCount, TopCount, top_of
 
 CostWhat: TypeAlias = Literal["requests", "creates", "refusals", "cpu_s", "credits_held", "credits_spent"]
 LINES_MAX: Final = 10
@@ -42,11 +42,6 @@ _OF_REQUESTS: Final[dict[CostOf, tuple[CostWhat, str]]] = {
     "refused_code": ("refusals", "code"),
     "refused_caller": ("refusals", "caller"),
     "turns": ("cpu_s", "actor"),
-}
-_OF_CREDIT: Final[dict[CreditTime, tuple[CostWhat, CreditTime]]] = {
-    "now": ("credits_held", "now"),
-    "minutes": ("credits_spent", "minutes"),
-    "day": ("credits_spent", "day"),
 }
 
 
@@ -113,35 +108,28 @@ async def list_costs(call: Call) -> Outcome:
     if isinstance(window, Refusal):
         return window
     answers = await ask_all(call.deps, ReadCosts())
-    found = [*answers.by_member.values()]
+    found = answers.by_member.values()
     times: dict[CreditTime, list[dict[CostOf, TopCount]]] = {
         "minutes": [each.minutes for each in found],
         "day": [each.day for each in found],
     }
-    data = [
-        _table(*named, time, _sum([each[of] for each in counted if of in each]))
-        for time, counted in times.items()
-        for of, named in _OF_REQUESTS.items()
-    ]
+    data: list[CostTable] = []
+    for time, processes in times.items():
+        for of, named in _OF_REQUESTS.items():
+            tops = [each[of] for each in processes if of in each]
+            total = sum(each.total for each in tops)
+            data.append(_table(*named, time, top_of(total, (line for each in tops for line in each.largest))))
     credit = call.deps.state(_Credit)
     if window.filters.get("credit") != "known":
         await credit.read(call.deps)
     for key in dict.fromkeys((line.time, line.of) for line in credit.lines):
         lines = [line for line in credit.lines if (line.time, line.of) == key]
-        names = {line.name: (line.micro / MICRO, 0.0) for line in lines}
-        what, time = _OF_CREDIT[key[0]]
-        data.append(_table(what, key[1], time, top_of(lines[0].total_micro / MICRO, names)))
-    at = None if credit.at is None else format_time(credit.at)
-    return CostReport([each for each in data if each.lines], at, answers.unreachable)
-
-
-def _sum(counts: list[TopCount]) -> TopCount:
-    names: dict[str, tuple[float, float]] = {}
-    for each in counts:
-        for line in each.largest:
-            count, over_by = names.get(line.name, (0.0, 0.0))
-            names[line.name] = count + line.count, over_by + line.over_by
-    return top_of(sum(each.total for each in counts), names)
+        top = top_of(
+            lines[0].total_micro / MICRO, [NameCount(line.name, line.micro / MICRO, 0.0) for line in lines]
+        )
+        time, by = key
+        data.append(_table("credits_held" if time == "now" else "credits_spent", by, time, top))
+    return CostReport([each for each in data if each.lines], time_or_none(credit.at), answers.unreachable)
 
 
 def _table(what: CostWhat, by: str, time: CreditTime, top: TopCount) -> CostTable:
