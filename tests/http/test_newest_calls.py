@@ -59,7 +59,7 @@ async def test_tasks_of_every_status_are_listed(api: Api, monkeypatch: pytest.Mo
         "task_2", "task_1", "task_0",
     ]  # fmt: skip
     # A page that has read as many as it may goes on where it ended; a file does so by itself.
-    monkeypatch.setattr(newest, "_TASKS", newest._TASKS._replace(scanned_max=2))
+    monkeypatch.setitem(newest._LISTS, "tasks", newest._LISTS["tasks"]._replace(scanned_max=2))
     none = await read(api, "all-tasks?model=none")
     assert none["data"] == []
     assert (await read(api, f"all-tasks?model=none&cursor={none['next_cursor']}"))["next_cursor"] is None

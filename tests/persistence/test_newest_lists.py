@@ -97,7 +97,6 @@ def test_every_page_reads_few_rows_and_each_entry_comes_once(
     # With a filter a page ends after a bounded number of rows, and the pages together have every row.
     spec = newest._LISTS[listed]
     monkeypatch.setitem(newest._LISTS, listed, spec._replace(scanned_max=1_000))
-    monkeypatch.setattr(newest, f"_{listed.upper()}", newest._LISTS[listed])
     found, after, pages = list[Any](), None, 0
     cost, plan = reads.cost(read_next, of=[listed])
     assert cost < 1_500, plan

@@ -82,42 +82,38 @@ _COUPON_STATE: Final = case(
     (coupons.c.uses >= coupons.c.uses_max, "used_up"),
     else_="open",
 )
-_ACCOUNTS: Final = _List(
-    select(
-        accounts.c.id.label("account_id"),
-        *(accounts.c[name] for name in ("email", "created_at")),
-        _ACCOUNT_STATE.label("state"),
-        *(accounts.c[name] for name in ("balance_micro", "held_micro", "operation_count")),
-    ),
-    accounts.c.id,
-    "acct_",
-    _ACCOUNT_STATE,
-    accounts.c.balance_micro,
-    cast(CURRENCY, Text),
-    ACCOUNTS_SCANNED_MAX,
-)
-_ORDERS: Final = _List(
-    ORDER_WITH_EMAIL,
-    orders.c.order_id,
-    "ord_",
-    orders.c.status,
-    cast(func.json_extract_path_text(orders.c.request, "amount_micro"), BigInteger),
-    func.json_extract_path_text(orders.c.request, "currency"),
-)
-_TASKS: Final = _List(TASK, tasks.c.request_id, "task_", tasks.c.status, cast(None, BigInteger), cast(None, Text))
-_COUPONS: Final = _List(
-    select(coupons),
-    coupons.c.coupon_id,
-    "cpn_",
-    _COUPON_STATE,
-    coupons.c.amount_micro * coupons.c.uses,
-    cast(CURRENCY, Text),
-)
 _LISTS: Final[dict[Listed, _List]] = {
-    "accounts": _ACCOUNTS,
-    "orders": _ORDERS,
-    "tasks": _TASKS,
-    "coupons": _COUPONS,
+    "accounts": _List(
+        select(
+            accounts.c.id.label("account_id"),
+            *(accounts.c[name] for name in ("email", "created_at")),
+            _ACCOUNT_STATE.label("state"),
+            *(accounts.c[name] for name in ("balance_micro", "held_micro", "operation_count")),
+        ),
+        accounts.c.id,
+        "acct_",
+        _ACCOUNT_STATE,
+        accounts.c.balance_micro,
+        cast(CURRENCY, Text),
+        ACCOUNTS_SCANNED_MAX,
+    ),
+    "orders": _List(
+        ORDER_WITH_EMAIL,
+        orders.c.order_id,
+        "ord_",
+        orders.c.status,
+        cast(func.json_extract_path_text(orders.c.request, "amount_micro"), BigInteger),
+        func.json_extract_path_text(orders.c.request, "currency"),
+    ),
+    "tasks": _List(TASK, tasks.c.request_id, "task_", tasks.c.status, cast(None, BigInteger), cast(None, Text)),
+    "coupons": _List(
+        select(coupons),
+        coupons.c.coupon_id,
+        "cpn_",
+        _COUPON_STATE,
+        coupons.c.amount_micro * coupons.c.uses,
+        cast(CURRENCY, Text),
+    ),
 }
 
 
@@ -154,25 +150,26 @@ def _bounds(of: _List, options: PageOptions) -> list[ColumnElement[bool]]:
     return found
 
 
-def _scan_end(
-    rows: Connection, of: _List, bounds: Sequence[ColumnElement[bool]], scanned_max: int
-) -> ScanEnd | None:
-    """Return the last of the rows that may be read, None if there are fewer."""
-    last = select(of.row_id).where(*bounds).order_by(of.row_id.desc()).offset(scanned_max - 1).limit(1)
-    found = rows.execute(
-        select(of.row_id.table.c.created_at, of.row_id).where(of.row_id == last.scalar_subquery())
-    ).one_or_none()
-    return None if found is None else ScanEnd(*found)
+def _conditions(
+    rows: Connection, of: _List, filters: Filters, options: PageOptions, unfiltered_max: int | None
+) -> tuple[list[ColumnElement[bool]], ScanEnd | None]:
+    """Return what entries fulfil, and the last of the rows that may be read for them, None if there are fewer."""
+    bounds, matches = _bounds(of, options), _matches(of, filters)
+    most = of.scanned_max if matches else unfiltered_max
+    if most is None:
+        return bounds, None
+    last = select(of.row_id).where(*bounds).order_by(of.row_id.desc()).offset(most - 1).limit(1).scalar_subquery()
+    found = rows.execute(select(of.row_id.table.c.created_at, of.row_id).where(of.row_id == last)).one_or_none()
+    end = None if found is None else ScanEnd(*found)
+    return [*bounds, *([] if end is None else [of.row_id >= end.id]), *matches], end
 
 
 def _page(
     rows: Connection, of: _List, filters: Filters, options: PageOptions
 ) -> tuple[Sequence[Row[*tuple[Any, ...]]], list[ScanEnd]]:
     """Return the rows of a page, and where its scan ends if that is before it is full."""
-    bounds, matches = _bounds(of, options), _matches(of, filters)
-    end = _scan_end(rows, of, bounds, of.scanned_max) if matches else None
-    within = [] if end is None else [of.row_id >= end.id]
-    query = of.entries.where(*bounds, *within, *matches).order_by(of.row_id.desc()).limit(options["limit"])
+    conditions, end = _conditions(rows, of, filters, options, None)
+    query = of.entries.where(*conditions).order_by(of.row_id.desc()).limit(options["limit"])
     found = rows.execute(query).all()
     return found, [] if end is None or len(found) == options["limit"] else [end]
 
@@ -182,12 +179,11 @@ def totals_of(
 ) -> tuple[list[Total], bool]:
     """Return the totals of all pages of a list, and whether they are of so many of the newest rows only."""
     of = _LISTS[listed]
-    bounds, matches = _bounds(of, {**options, "after": None}), _matches(of, filters)
-    end = _scan_end(rows, of, bounds, of.scanned_max if matches else min(of.scanned_max, TOTALLED_MAX))
-    within = [] if end is None else [of.row_id >= end.id]
+    unfiltered_max = min(of.scanned_max, TOTALLED_MAX)
+    conditions, end = _conditions(rows, of, filters, {**options, "after": None}, unfiltered_max)
     query = (
         select(of.name, func.count(), cast(func.sum(of.amount), BigInteger), of.currency)
-        .where(*bounds, *within, *matches)
+        .where(*conditions)
         .group_by(of.name, of.currency)
         .order_by(of.name, of.currency)
     )
@@ -201,11 +197,11 @@ def list_accounts(
 
     ``filters`` may have a part of the ``email``, a ``state``, and the ``days`` up to ``now`` of what was spent.
     """
-    order = filters.get("order", "newest")
+    order, of = filters.get("order", "newest"), _LISTS["accounts"]
     if order == "newest":
-        found, end = _page(rows, _ACCOUNTS, filters, options)
+        found, end = _page(rows, of, filters, options)
         return [*(ListedAccount(*row) for row in found), *end]
-    query, matches = _ACCOUNTS.entries, [*_bounds(_ACCOUNTS, options), *_matches(_ACCOUNTS, filters)]
+    query, matches = of.entries, [*_bounds(of, options), *_matches(of, filters)]
     if order == "balance":
         query = query.order_by(accounts.c.balance_micro.desc(), accounts.c.id)
     else:
@@ -226,7 +222,7 @@ def list_orders(
     rows: Connection, *, filters: Filters, **options: Unpack[PageOptions]
 ) -> list[TroubledOrder | UnreadableEntry | ScanEnd]:
     """Return a page of the orders. ``filters`` are exact matches by column name."""
-    found, end = _page(rows, _ORDERS, filters, options)
+    found, end = _page(rows, _LISTS["orders"], filters, options)
     listed = read_rows(
         lambda row: TroubledOrder(order_of(row), row.email),
         found,
@@ -240,7 +236,7 @@ def list_tasks(
     rows: Connection, *, filters: Filters, **options: Unpack[PageOptions]
 ) -> list[Task | UnreadableEntry | ScanEnd]:
     """Return a page of the tasks. ``filters`` are exact matches by column name."""
-    found, end = _page(rows, _TASKS, filters, options)
+    found, end = _page(rows, _LISTS["tasks"], filters, options)
     return [*read_rows(task_of, found, "tasks", lambda row: (row.created_at, row.request_id)), *end]
 
 
@@ -248,5 +244,5 @@ def list_coupons(
     rows: Connection, *, filters: Filters, **options: Unpack[PageOptions]
 ) -> list[CouponRow | ScanEnd]:
     """Return a page of the coupons. ``filters`` may have a ``state``."""
-    found, end = _page(rows, _COUPONS, filters, options)
+    found, end = _page(rows, _LISTS["coupons"], filters, options)
     return [*(CouponRow(**row._asdict()) for row in found), *end]
