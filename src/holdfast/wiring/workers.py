@@ -80,17 +80,7 @@ def worker_children(
         _watching(parts, actors, passes)
         | {"due-work": lambda: RunningChild(due.run)}
         | _tasks(parts, actors, due)
-        | _sweeping(parts, actors, order_checks, due)
-        | {
-            "bulk-actions": lambda: RunningChild(
-                BulkActions(
-                    deps,
-                    schedule=Schedule(
-                        partial(parts.presence.has_claimed, "bulk-actions"), due.waiting_for("bulk_actions")
-                    ),
-                ).run
-            )
-        }
+        | _sweeping(parts, actors, order_checks, due, deps)
         | _measuring(parts, actors)
     )
     return {name: passes.of_worker(name, start) for name, start in workers.items()}
@@ -209,8 +199,10 @@ def _outbox(parts: Parts, actors: Actors, due: DueWork) -> Callable[[], Child]:
     )
 
 
-def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks, due: DueWork) -> Starts:
-    """Return those of which one member has each: they reconcile orders, and delete what has expired."""
+def _sweeping(
+    parts: Parts, actors: Actors, order_checks: OrderChecks, due: DueWork, deps: Callable[[], Dependencies]
+) -> Starts:
+    """Return those of which one member has each: they reconcile orders, delete what has expired, act in bulk."""
     settings, database, now = parts.settings, parts.database, parts.now
     if settings.is_production and settings.card_api_key and not (settings.seller_name and settings.seller_address):
         log.warning(
@@ -301,6 +293,9 @@ def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks, due: DueW
                 reports_max=settings.reports_max,
                 schedule=schedule("sweeper"),
             ).run
+        ),
+        "bulk-actions": lambda: RunningChild(
+            BulkActions(deps, schedule=schedule("bulk-actions", "bulk_actions")).run
         ),
     }
 
