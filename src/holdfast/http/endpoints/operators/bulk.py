@@ -100,7 +100,7 @@ class Act(NamedTuple):
     path: str
     filters: tuple[Parameter, ...]
     rows: RowList | None
-    given: Callable[[str], msgspec.Struct] = ActionWithReason
+    given: Callable[..., msgspec.Struct] = ActionWithReason
     usual: Mapping[str, str] = {}
     together: Callable[[Dependencies, Sequence[Match]], Awaitable[None]] | None = None
 
@@ -140,21 +140,21 @@ class Act(NamedTuple):
             return []
         exceptions: list[str] = []
         away: list[DatabaseAway] = []
+        given = self.given(reason=record.reason or "")
 
         async def one(match: Match) -> None:
-            run = ActionRun.resumed(deps, record)
             try:
-                reply = await self.action.do(run, self.given(record.reason or ""), *match.target)
+                reply = await self.action.do(ActionRun.resumed(deps, record), given, *match.target)
             except DatabaseAway as fault:
                 away.append(fault)
+                return
             except Exception as fault:
-                refusal = refusal_of_fault(fault)
-                if refusal is None:
+                reply = refusal_of_fault(fault)
+                if reply is None:
                     log.exception("a bulk action failed on an entry", action_id=record.action_id)
-                exceptions.append(f"{match.target[-1]}: {(refusal or INTERNAL_ERROR).code}")
-            else:
-                if isinstance(reply, Refusal):
-                    exceptions.append(f"{match.target[-1]}: {reply.code}")
+                    reply = INTERNAL_ERROR
+            if isinstance(reply, Refusal):
+                exceptions.append(f"{match.target[-1]}: {reply.code}")
 
         await do_each(one, found, concurrent_max=AT_ONCE)
         if away:
@@ -173,10 +173,6 @@ async def _resend(deps: Dependencies, found: Sequence[Match]) -> None:
         await deps.sending.events.resend([EventAddress(*each.target) for each in found])
 
 
-def _resolution(credit: bool, reason: str) -> Resolution:
-    return Resolution(credit=credit, reason=reason)
-
-
 _HELD: Final = {"trouble": "held"}
 _KEPT: Final = {"state": "kept"}
 ACTS: Final[dict[str, Act]] = {
@@ -190,7 +186,7 @@ ACTS: Final[dict[str, Act]] = {
     "reconcile_payment": Act(reconcile_payment, "/ops/api/orders", (TROUBLE,), ORDERS),
     **{
         f"resolve_payment_{how}_credit": Act(
-            resolve_payment_order, "/ops/api/payments", (), ORDERS, partial(_resolution, how == "with"), _HELD
+            resolve_payment_order, "/ops/api/payments", (), ORDERS, partial(Resolution, credit=how == "with"), _HELD
         )
         for how in ("with", "without")
     },
