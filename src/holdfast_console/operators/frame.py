@@ -10,7 +10,7 @@ from typing import Final, Literal
 import trio
 from sqlalchemy import Connection
 
-from holdfast.http.endpoints.operators.processes import ask_all
+from holdfast.http.endpoints.operators.processes import ask_all, count_quarantined
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.persistence.operators.poison import open_poison_count
 from holdfast.persistence.queries.backlog import operator_backlog
@@ -122,16 +122,10 @@ class Frame:
                 stored: dict[CountName, int] = {}
                 with suppress(DatabaseAway):
                     stored = await deps.database.read(_read_counts)
-                self._counts = {**stored, "quarantined": await _count_quarantined(deps)}
+                answers = await ask_all(deps, DescribeProcess())
+                self._counts = {**stored, "quarantined": count_quarantined(answers.by_member.values())}
                 self._counted_at = deps.now()
             return self._counts
-
-
-async def _count_quarantined(deps: Dependencies) -> int:
-    """Count the quarantined actors of the processes that answer."""
-    answers = await ask_all(deps, DescribeProcess())
-    groups = [group for process in answers.by_member.values() for group in process.groups]
-    return sum(group.states.get("quarantined", 0) for group in groups)
 
 
 def _read_counts(rows: Connection) -> dict[CountName, int]:

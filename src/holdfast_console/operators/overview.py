@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from holdfast.http.endpoints.operators.books import LedgerHealth, read_ledger_health
 from holdfast.http.endpoints.operators.costs import CostReport, list_costs
 from holdfast.http.endpoints.operators.overrides import OverrideList, list_overrides
-from holdfast.http.endpoints.operators.processes import ProcessSamples, Tree, list_samples, read_tree
+from holdfast.http.endpoints.operators.processes import (
+    ProcessSamples,
+    Tree,
+    count_quarantined,
+    list_samples,
+    read_tree,
+)
 from holdfast.http.endpoints.operators.providers import ProviderList, list_providers
 from holdfast.http.endpoints.operators.reports import ReportList, list_reports
 from holdfast.http.kit.calls import Auth
 from holdfast.ledger.refusals import Refusal
-from holdfast.supervision.control.messages import ProcessDescription
 from holdfast.telemetry.metrics.samples import Sample
 from holdfast_console.operators.trends import latest, plots_of
 from holdfast_console.rendering import Html
@@ -33,7 +36,7 @@ async def overview(visit: Visit) -> ViewResult:
         "conditions": [(process, condition) for process in answered for condition in process.conditions],
         "health": visit.call.deps.operating.readiness(),
         "tree": tree,
-        "quarantined": None if isinstance(tree, Refusal) else _quarantined(answered),
+        "quarantined": None if isinstance(tree, Refusal) else count_quarantined(answered),
         "now_figures": _figures(latest(processes)),
         "ledger": await visit.read(read_ledger_health, LedgerHealth),
         "reports": await visit.read(list_reports, ReportList, query={"limit": "8", "level": "info"}),
@@ -42,11 +45,6 @@ async def overview(visit: Visit) -> ViewResult:
         "plots": plots_of(processes, visit.call.deps.now()),
     }
     return Html("overview.html", values, is_live=True)
-
-
-def _quarantined(processes: Sequence[ProcessDescription]) -> int:
-    """Return how many actors are quarantined in the processes that answered."""
-    return sum(group.states.get("quarantined", 0) for process in processes for group in process.groups)
 
 
 def _figures(samples: list[Sample]) -> dict[str, float | None]:

@@ -22,7 +22,7 @@ from holdfast.http.endpoints.operators.actors import GROUP, release_actor
 from holdfast.http.endpoints.operators.orders import TROUBLE, Resolution, reconcile_payment, resolve_payment_order
 from holdfast.http.endpoints.operators.poison import FILTERS as POISON_FILTERS
 from holdfast.http.endpoints.operators.poison import discard_poison_message, replay_poison_message
-from holdfast.http.endpoints.operators.processes import ask_all
+from holdfast.http.endpoints.operators.processes import ask_all, count_quarantined
 from holdfast.http.endpoints.operators.reviews import REASON, Decision, approve_review, reject_review
 from holdfast.http.endpoints.operators.tasks import AT_PROVIDER, STATUS, cancel_any_task
 from holdfast.http.endpoints.operators.webhooks import FILTERS as EVENT_FILTERS
@@ -119,8 +119,7 @@ class Act(NamedTuple):
                 partial(count_matches, of=self.rows, filters=filters, until=until, shown=SHOWN)
             )
         processes = (await ask_all(deps, DescribeProcess())).by_member.values()
-        groups = [group for process in processes for group in process.groups if group.name == filters["group"]]
-        total = sum(group.states.get("quarantined", 0) for group in groups)
+        total = count_quarantined(processes, filters["group"])
         return Matches(total, await _quarantined(deps, filters["group"], "", SHOWN), [])
 
     async def next(self, deps: Dependencies, filters: Mapping[str, str], progress: BulkProgress) -> list[Match]:

@@ -159,7 +159,7 @@ class _Credit:
         async with self._reading:
             now = deps.now()
             if self.at is None or not self.at <= now < self.at + CREDIT_VALID:
-                providers = [(each.id, each.upstream.provider) for each in deps.catalog().models.values()]
+                providers = {each.id: each.upstream.provider for each in deps.catalog().models.values()}
                 query = partial(credit_costs, now=now, providers=providers, most=LINES_MAX)
                 self.lines, self.at = [], None
                 with suppress(DatabaseAway):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Annotated, Final, Generic, NamedTuple, TypeVar
 
@@ -78,6 +79,12 @@ async def ask_all(deps: Dependencies, command: Command[T]) -> Answers[T]:
         {member_id: answer for member_id, answer in answers.items() if answer is not None},
         [member_id for member_id, answer in answers.items() if answer is None],
     )
+
+
+def count_quarantined(processes: Iterable[ProcessDescription], group: str | None = None) -> int:
+    """Return how many actors of a group, or of all, are quarantined in these processes."""
+    groups = [each for process in processes for each in process.groups if group in (None, each.name)]
+    return sum(each.states.get("quarantined", 0) for each in groups)
 
 
 route = OperatorRoutes("Processes")
