@@ -26,6 +26,7 @@ from holdfast.http.kit.listing import (
     CsvFile,
     ListBody,
     Position,
+    columns_of,
     csv_media,
     filter_by,
     list_of_account,
@@ -35,7 +36,7 @@ from holdfast.http.kit.listing import (
 from holdfast.http.kit.routes import Media, Outcome, RouteTable
 from holdfast.http.schemas.common import render
 from holdfast.ledger.api_keys import ACCOUNT_READ
-from holdfast.ledger.clock import format_time, time_or_none
+from holdfast.ledger.clock import time_or_none
 from holdfast.ledger.credit.operations import AVAILABLE, HELD, Operation, OperationKind
 from holdfast.ledger.credit.signed_statement import (
     SigningKey,
@@ -121,17 +122,14 @@ route = RouteTable("Credit")
 _KIND: Final = filter_by("kind", "Only operations of this kind.", [kind.value for kind in OperationKind])
 
 COLUMNS: Final[Mapping[str, Callable[[Operation], str | int | None]]] = {
-    "operation_id": lambda entry: entry.operation_id,
-    "number": lambda entry: entry.number,
-    "at": lambda entry: format_time(entry.at),
+    **columns_of("operation_id", "number", "at"),
     "kind": lambda entry: entry.kind.value,
-    "amount": lambda entry: format_amount(entry.amount_micro),
+    **columns_of("amount_micro"),
     "balance_change": lambda entry: format_amount(balance_change_micro(entry)),
     "balance": lambda entry: format_amount(entry.balance_after_micro),
     "held_total": lambda entry: format_amount(entry.held_after_micro),
     "available_balance": lambda entry: format_amount(entry.balance_after_micro - entry.held_after_micro),
-    "reference": lambda entry: entry.reference,
-    "reason": lambda entry: entry.reason,
+    **columns_of("reference", "reason"),
 }
 
 
