@@ -10,11 +10,11 @@ import msgspec
 
 from holdfast.http.endpoints.operators.accounts import refuse_unknown_account
 from holdfast.http.endpoints.operators.processes import ask_all
+from holdfast.http.endpoints.operators.providers import provider_not_found
 from holdfast.http.kit.actions import ActionRun, OperatorRoutes
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.routes import Outcome
-from holdfast.http.kit.values import shown
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.operators import Note, Reason, text_of
 from holdfast.ledger.catalog.quotes import model_not_found
@@ -119,8 +119,9 @@ async def list_overrides(call: Call) -> Outcome:
 )
 async def set_provider_slots(run: ActionRun, given: SlotsRequest, provider: str) -> OverrideList | Refusal:
     """It counts for all processes together. Jobs that run already are left alone."""
-    refusal = _refuse_unknown_provider(run.deps, provider)
-    return refusal or await _set(run, "provider_slots", provider, given, number=given.slots)
+    if provider not in run.deps.catalog().providers:
+        return provider_not_found(provider)
+    return await _set(run, "provider_slots", provider, given, number=given.slots)
 
 
 @route.action(
@@ -130,8 +131,9 @@ async def set_provider_slots(run: ActionRun, given: SlotsRequest, provider: str)
 )
 async def pause_provider(run: ActionRun, given: PauseRequest, provider: str) -> OverrideList | Refusal:
     """Tasks that wait go on waiting, up to their deadlines; jobs that run are finished."""
-    refusal = _refuse_unknown_provider(run.deps, provider)
-    return refusal or await _set(run, "provider_pause", provider, given, given.new_tasks, note=given.note)
+    if provider not in run.deps.catalog().providers:
+        return provider_not_found(provider)
+    return await _set(run, "provider_pause", provider, given, given.new_tasks, note=given.note)
 
 
 @route.action(
@@ -180,7 +182,8 @@ async def _set(
     number: float | None = None,
     note: str = "",
 ) -> OverrideList:
-    at, until = run.deps.now(), run.deps.now() + timedelta(seconds=given.for_s)
+    now = run.deps.now()
+    until = now + timedelta(seconds=given.for_s)
     run.note(until=format_time(until))
     override = Override(
         kind=kind,
@@ -191,7 +194,7 @@ async def _set(
         note=text_of(note),
         operator=run.operator.name,
         action_id=run.record.action_id,
-        set_at=at,
+        set_at=now,
         ends_at=until,
     )
     return await _write(run, override)
@@ -206,9 +209,3 @@ async def _write(run: ActionRun, override: Override) -> OverrideList:
 
 def _listed(deps: Dependencies, unreachable: list[str]) -> OverrideList:
     return OverrideList([render(OverrideBody, each) for each in deps.operating.overrides.in_force()], unreachable)
-
-
-def _refuse_unknown_provider(deps: Dependencies, provider: str) -> Refusal | None:
-    if provider in deps.catalog().providers:
-        return None
-    return Refusal(code="provider_not_found", message=f"The provider {shown(provider)} is not in the catalog.")

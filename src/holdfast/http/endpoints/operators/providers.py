@@ -152,6 +152,11 @@ class ProviderCheckBody(msgspec.Struct, frozen=True):
     """The steps that were taken, in order."""
 
 
+def provider_not_found(name: str) -> Refusal:
+    """Return the refusal for a provider that the catalog does not have."""
+    return Refusal(code="provider_not_found", message=f"The provider {shown(name)} is not in the catalog.")
+
+
 @route.action(
     "/ops/api/providers/{provider}/check",
     "Check a provider by a real job: connection, submission, callback, poll, outputs",
@@ -170,7 +175,7 @@ async def check_provider(run: ActionRun, given: ProviderCheckRequest, provider: 
     catalog = run.deps.catalog()
     charges = run.deps.operating.provider_checks.charges(provider)
     if charges is None or provider not in catalog.providers:
-        return Refusal(code="provider_not_found", message=f"The provider {shown(provider)} is not in the catalog.")
+        return provider_not_found(provider)
     priced = _priced(catalog, provider, given)
     if isinstance(priced, Refusal):
         return priced
