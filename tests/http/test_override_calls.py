@@ -106,13 +106,14 @@ async def test_slots_and_creates_are_set_for_what_exists_and_within_bounds(api: 
 async def test_every_process_reads_again_and_others_find_it(api: Api) -> None:
     controls: Any = api.deps.operating.controls
     controls.answer = lambda _: OverridesKnown(1)
-    ok(await act(api, "providers/studio/slots", **WHY, slots=3))
+    assert ok(await act(api, "providers/studio/slots", **WHY, slots=3))["unreachable"] == []
     assert controls.asked == [(controls.me, RereadOverrides())]
     # Rows that were written elsewhere: the sum of their versions says that there are others than those known.
     elsewhere = Overrides(lambda: api.database.look(find_overrides), lambda: NOW)
     await elsewhere.reread()
     assert (elsewhere.seen, elsewhere.slots({"studio": 8})) == (1, {"studio": 3})
-    ok(await act(api, "providers/studio/slots", **WHY, slots=4))
+    # A process that answers, but could not read the rows, knows no more than before.
+    assert ok(await act(api, "providers/studio/slots", **WHY, slots=4))["unreachable"] == [controls.me]
     assert api.deps.operating.overrides.seen == 2
     assert elsewhere.slots({"studio": 8}) == {"studio": 3}
 

@@ -61,7 +61,7 @@ class OverrideList(msgspec.Struct, frozen=True):
     data: list[OverrideBody]
     """By kind and subject."""
     unreachable: list[str]
-    """The members that did not answer; each finds a change within a second."""
+    """The members that did not answer, or could not read it; each finds a change within a second of its rows."""
 
 
 class _ForATime(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,7 +204,10 @@ async def _write(run: ActionRun, override: Override) -> OverrideList:
     """Write it, and let every process that answers know it before the reply."""
     await run.deps.write_record(partial(write_override, override=override))
     await run.deps.operating.overrides.reread()
-    return _listed(run.deps, (await ask_all(run.deps, RereadOverrides())).unreachable)
+    written = run.deps.operating.overrides.seen
+    answers = await ask_all(run.deps, RereadOverrides())
+    behind = [member_id for member_id, known in answers.by_member.items() if known.seen < written]
+    return _listed(run.deps, [*answers.unreachable, *behind])
 
 
 def _listed(deps: Dependencies, unreachable: list[str]) -> OverrideList:
