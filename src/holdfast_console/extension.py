@@ -12,10 +12,16 @@ from holdfast_console.serving import redirect_to, serve_view
 
 EXTENSION: Final = Extension(
     name="console",
-    pages=tuple(
-        ServedPage(method=view.method, path=view.path, serve=partial(serve_view, site, view))
-        for site in (OPERATORS, ACCOUNT)
-        for view in site.views
+    pages=(
+        *(
+            ServedPage(method=view.method, path=view.path, serve=partial(serve_view, site, view))
+            for site in (OPERATORS, ACCOUNT)
+            for view in site.views
+        ),
+        *(
+            ServedPage(method="GET", path=f"{site.root}/", serve=partial(redirect_to, site.root))
+            for site in (OPERATORS, ACCOUNT)
+        ),
     ),
     operators_pages=(ServedPage(method="GET", path="/", serve=partial(redirect_to, OPERATORS.root)),),
 )

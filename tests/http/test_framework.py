@@ -293,3 +293,14 @@ async def _answer(stream: trio.SocketStream, *, bodiless: bool = False) -> bytes
         if found and (bodiless or (length and len(body) >= int(length[1]))):
             break
     return answer
+
+
+@pytest.mark.parametrize("root", ["/account", "/ops"])
+async def test_pages_are_found_with_a_slash(stage: Stage, root: str) -> None:
+    response = await stage.call("GET", f"{root}/")
+    assert (response.status_code, response.headers["Location"]) == (303, root)
+
+
+async def test_a_page_with_a_slash_is_answered_with_the_page(stage: Stage) -> None:
+    error = refused(await stage.call("GET", "/account/keys/"), 404, "route_not_found")
+    assert error["message"] == "The path '/account/keys/' does not exist, but '/account/keys' does."

@@ -373,6 +373,18 @@ async def test_a_task_that_cannot_be_read_is_shown_as_it_is_stored(api: Api, bro
     refused(await api.call("GET", f"/v2/task/{TASK}", credential=other.secret), 404, "task_not_found")
 
 
+async def test_an_account_with_a_time_that_cannot_be_read_is_named(api: Api, browser: PageReader) -> None:
+    await api.write(sqlalchemy.text("update accounts set created_at = 'infinity'"))
+    error = refused(await browser.get(f"/ops/api/accounts/{api.account_id}"), 503, "record_unreadable")
+    assert f"accounts.created_at {api.account_id}: timestamp too large" in error["message"]
+    page = await browser.read(f"/ops/accounts/{api.account_id}")
+    for words in ("The row cannot be read: accounts.created_at ", "What happened"):
+        assert words in page.text, words
+    await api.write(sqlalchemy.text("update accounts set disabled_at = 'infinity'"))
+    with pytest.raises(UnreadableRow, match=r"^accounts\.disabled_at "):
+        await api.database.read(load_account, api.account_id)
+
+
 ROWS_OF_AN_ACCOUNT = """
 insert into credit_lots (account_id, number, kind, source, reference, amount_micro, created_at)
     values (:account_id, 1, 'paid', 'recharge', 'op_1', 9, now()),

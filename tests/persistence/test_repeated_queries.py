@@ -12,6 +12,8 @@ from sqlalchemy import Connection, Double, bindparam, func, select, text
 from holdfast.persistence.queries.accounts import find_totals
 from holdfast.persistence.queries.credentials import find_api_keys, find_sessions
 from holdfast.persistence.queries.tasks import find_tasks, tasks_of_account
+from holdfast.persistence.records.tables import sign_ins
+from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.connections import BoundedConnection, await_in_call, connected
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import QueryTimedOut
@@ -97,3 +99,20 @@ async def test_a_lookup_without_a_response_is_slow_and_leaves_the_gate_open(data
     assert database.gate.is_open
     # Its connection is not used again.
     assert await database.read(lambda rows: find_totals(rows, ["acct_1"])) == {}
+
+
+@pytest.mark.parametrize("value", ["infinity", "-infinity", "12000-01-01"])
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_a_time_that_python_cannot_hold_is_named(database_url: str, value: str, is_repeated: bool) -> None:
+    query = select(sign_ins.c.key, sign_ins.c.updated_at).order_by(sign_ins.c.key)
+    with connected(database_url) as rows:
+        rows.execute(
+            text(
+                "insert into sign_ins (key, version, updated_at, state) "
+                "values ('a', 1, now(), '{}'), ('b', 1, :at, '{}')"
+            ),
+            {"at": value},
+        )
+        with pytest.raises(UnreadableRow, match=r"^sign_ins\.updated_at b: timestamp too"):
+            _ = RepeatedQuery(query).rows(rows, {}) if is_repeated else rows.execute(query).all()
+        assert rows.execute(select(func.count()).select_from(sign_ins)).scalar_one() == 2

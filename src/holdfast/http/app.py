@@ -122,6 +122,10 @@ class HoldfastApp(QuartTrio):
         """Return the refusal of a path that exists with another base, or without a slash at its end."""
         bare = _BASE.sub("", request.path.rstrip("/"))
         paths = {f"{base}{bare}": None for base in BASES}
+        page = request.path.rstrip("/")
+        if page != request.path and page in PAGE_PATHS and self._adapter.allowed_methods(page):
+            message = f"The path {shown(request.path)} does not exist, but {shown(page)} does."
+            return Refusal(code="route_not_found", message=message)
         # Not the pages: a client whose base URL lacks /v1 finds none at /models.
         known = [each for each in paths if each not in PAGE_PATHS and self._adapter.allowed_methods(each)]
         if not known or request.path in known:

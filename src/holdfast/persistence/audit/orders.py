@@ -176,7 +176,15 @@ def check_orders(
     """
     key = tuple_(orders.c.account_id, orders.c.order_id)
     query = _IN_ORDER.where(orders.c.account_id == any_(literal(list(scope), ARRAY(Text))), key > after)
-    found = rows.execute(query.limit(most)).all()
+    try:
+        found = rows.execute(query.limit(most)).all()
+    except UnreadableRow as unreadable:
+        if most > 1:
+            return check_orders(rows, scope, after, most=most // 2)
+        keys = query.with_only_columns(orders.c.account_id, orders.c.order_id).limit(1)
+        account_id, order_id = rows.execute(keys).one()
+        what = f"order {order_id} has a value that cannot be read: {unreadable}"
+        return [Difference(BrokenRule(account_id, COLUMNS), what)], (account_id, order_id)
     differences = [difference for row in found for difference in _differences(row)]
     return differences, (found[-1].account_id, found[-1].order_id) if len(found) == most else None
 

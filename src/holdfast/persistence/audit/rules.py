@@ -20,6 +20,7 @@ from sqlalchemy.exc import DataError
 from holdfast.ledger.credit.operations import CHAIN_START
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.tasks.task import TERMINAL
+from holdfast.persistence.records.unreadable import UnreadableRow
 
 # Which rows a query of the audit sees: those of a few accounts. The queries name tables as if they read all of
 # them. Each table is replaced by a common table expression of its name with these accounts' rows alone, which
@@ -134,10 +135,11 @@ def find_differences(connection: Connection, rule: Rule, scope: Sequence[str]) -
     )
     try:
         rows = connection.execute(of_accounts(query), {**_parameters(query), "scope": list(scope)})
-    except DataError as fault:
+    except (DataError, UnreadableRow) as fault:
         if len(scope) > 1:
             return [each for account_id in scope for each in find_differences(connection, rule, [account_id])]
-        what = f"a value cannot be read: {str(fault.orig).splitlines()[0]}"
+        reason = fault.orig if isinstance(fault, DataError) else fault
+        what = f"a value cannot be read: {str(reason).splitlines()[0]}"
         return [(Difference(BrokenRule(scope[0], rule.name), what), 1)]
     return [(_difference(rule, row), int(row.total)) for row in rows]
 

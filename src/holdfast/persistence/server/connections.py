@@ -29,11 +29,15 @@ import structlog
 import trio
 from greenlet import getcurrent, greenlet
 from psycopg import errors
+from psycopg.adapt import Transformer
+from psycopg.pq import Format
 from psycopg.waiting import Ready, Wait
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 
 from holdfast.persistence.records.tables import metadata
+from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import (
     DatabaseAway,
     DatabaseTooOld,
@@ -277,7 +281,7 @@ def make_engine(url: str, *, pool_size: int, statement_timeout_ms: int, use: Eng
         return connection
 
     connecting = trio.CapacityLimiter(pool_size)
-    return sqlalchemy.create_engine(
+    engine = sqlalchemy.create_engine(
         "postgresql+psycopg://",
         creator=lambda: off_the_loop(create, connecting),
         pool_size=pool_size,
@@ -286,6 +290,49 @@ def make_engine(url: str, *, pool_size: int, statement_timeout_ms: int, use: Eng
         pool_recycle=1800,
         isolation_level=None if use == "transactions" else "AUTOCOMMIT",
     )
+    event.listen(engine, "handle_error", _name_unreadable)
+    return engine
+
+
+def _name_unreadable(failed: ExceptionContext) -> None:
+    if failed.execution_context is not None:
+        name_unreadable(failed.original_exception, failed.execution_context.cursor)
+
+
+def name_unreadable(fault: BaseException, cursor: object) -> None:
+    """Raise :class:`UnreadableRow` if a fault is of a value that Python cannot hold, as the time ``infinity``.
+
+    The driver says neither its column nor its row, so the result's values are loaded again one by one. Values that
+    can be loaded cost nothing more.
+    """
+    is_of_value = isinstance(fault, psycopg.DataError) and fault.sqlstate is None
+    if not is_of_value or not isinstance(cursor, psycopg.Cursor) or (where := _unreadable_value(cursor)) is None:
+        return
+    column, table_oid, first = where
+    table = cursor.connection.execute("select cast(%s::oid::regclass as text)", (table_oid,)).fetchone()
+    named = f"{table[0]}.{column}" if table and table_oid else column
+    log.error("row is unreadable", table=named, key=first, reason=str(fault))
+    raise UnreadableRow(f"{named} {first}: {fault}") from fault
+
+
+def _unreadable_value(cursor: psycopg.Cursor[Any]) -> tuple[str, int, str] | None:
+    """Return the first value of a result that cannot be loaded: its column, its table's oid, and the first value of
+    its row, which is of a key in most.
+    """
+    found = cursor.pgresult
+    if found is None:
+        return None
+    loaders = Transformer(cursor)
+    for row in range(found.ntuples):
+        for column in range(found.nfields):
+            value = found.get_value(row, column)
+            try:
+                if value is not None:
+                    loaders.get_loader(found.ftype(column), Format(found.fformat(column))).load(value)
+            except psycopg.DataError:
+                name, first = found.fname(column) or b"", found.get_value(row, 0) or b""
+                return name.decode(), found.ftable(column), first.decode(errors="replace")
+    return None
 
 
 def in_one_transaction(change: Callable[[Connection], T]) -> Callable[[Connection], T]:

@@ -16,7 +16,7 @@ from sqlalchemy.dialects import registry
 from sqlalchemy.sql import ClauseElement
 from sqlalchemy.types import TypeEngine
 
-from holdfast.persistence.server.connections import driver_of
+from holdfast.persistence.server.connections import driver_of, name_unreadable
 
 _DIALECT = registry.load("postgresql.psycopg")()
 
@@ -34,12 +34,13 @@ class RepeatedQuery:
     def rows(self, connection: Connection, parameters: Mapping[str, Any]) -> list[Any]:
         """Run it, and return its rows as named tuples.
 
-        Raises as SQLAlchemy's execution does.
+        Raises as SQLAlchemy's execution on an engine of ours does.
         """
         cursor = driver_of(connection).cursor(row_factory=namedtuple_row)
         try:
             return cursor.execute(self.sql, parameters).fetchall()
         except psycopg.Error as exc:
+            name_unreadable(exc, cursor)
             # Private, but what it does has no other name: of a lost connection it tells the pool.
             connection._handle_dbapi_exception(exc, self.sql, parameters, None, None)
 
