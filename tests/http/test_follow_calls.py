@@ -12,7 +12,9 @@ from uuid_utils import uuid7
 
 from holdfast.actors.runtime.faults import Unavailable
 from holdfast.persistence.records import tables
+from holdfast.persistence.records.key_rows import ApiKeyRecord
 from holdfast.supervision.control.messages import LineList, ListLines
+from holdfast.telemetry import logs
 
 from .fake_rows import AwayRows
 from .page_reader import PageReader
@@ -196,3 +198,31 @@ async def test_the_page_shows_what_belongs_together_and_what_happened(api: Api, 
     assert made["second task"] not in own.text
     assert "Any id" in (await browser.read("/ops/follow")).text
     await browser.read("/ops/follow?id=x", 200)
+
+
+async def test_a_request_that_changed_something_leads_to_its_account(api: Api) -> None:
+    async def create(key: str, command: Any) -> ApiKeyRecord:
+        return ApiKeyRecord(key, command.key_id, command.prefix, command.terms, api.now)
+
+    api.accounts.answer = create
+    logs._lines.keep(100_000, 3600)
+    try:
+        made = await api.as_session("POST", "/v2/control/api-keys", json={"name": "phone"})
+        request_id = made.headers["X-Request-Id"]
+        kept = await logs.find_lines([request_id], since="", until="9", limit=10)
+        read = await api.as_session("GET", "/v2/control/api-keys")
+        quote = await api.as_key("POST", "/v2/quote", json={"model": "studio/image-1", "input": {"prompt": "a"}})
+        unkept = [each.headers["X-Request-Id"] for each in (read, quote)]
+        assert (made.status_code, read.status_code, quote.status_code) == (200, 200, 200)
+        assert not (await logs.find_lines(unkept, since="", until="9", limit=10)).lines
+    finally:
+        logs._lines.keep(0, 0)
+    controls_of(api).answer = lambda command: (
+        LineList(kept.lines, "2026-11-20T11:59:00.000Z", is_cut=False)
+        if isinstance(command, ListLines)
+        else PROCESS
+    )
+    body = await followed(api, request_id)
+    [line] = [each for each in body["data"] if each["is_own"] and each["member_id"] == "proc_1"]
+    assert (body["account_id"], line["what"]) == (api.account_id, "request changed something")
+    assert "route=POST /v2/control/api-keys" in line["text"]

@@ -401,9 +401,18 @@ def log_event(event: str, fields: Mapping[str, str | int | None]) -> None:
 
 def keep_refusal(event: str, fields: Mapping[str, str | int | None]) -> None:
     """Keep a refusal in memory that has no line of its own. The fields are as those of :func:`log_event`."""
-    if _lines.kept_refusals.bytes_max:
+    _keep(_lines.kept_refusals, event, fields)
+
+
+def keep_change(event: str, fields: Mapping[str, str | int | None]) -> None:
+    """Keep a request that changed something in memory alone. The fields are as those of :func:`log_event`."""
+    _keep(_lines.kept, event, fields)
+
+
+def _keep(ring: LineRing, event: str, fields: Mapping[str, str | int | None]) -> None:
+    if ring.bytes_max:
         line = {"time": time_of_line(), "level": "info", "event": event, **_lines.context(), **fields}
-        _lines.kept_refusals.append(render_json(in_order(line)))
+        ring.append(render_json(in_order(line)))
 
 
 async def find_lines(texts: Sequence[str], *, since: str, until: str, limit: int) -> FoundLines:
