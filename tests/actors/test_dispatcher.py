@@ -390,7 +390,7 @@ async def test_tasks_of_a_paused_model_stay_where_they_are_and_others_pass_them(
     assert setup.tasks.woken[1:] == [("task_p0", False)]
 
 
-async def test_others_are_reached_behind_more_accounts_of_a_paused_model_than_are_probed(
+async def test_others_are_reached_behind_many_accounts_of_a_paused_model(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims, "ACCOUNTS_PROBED_MAX", 2)

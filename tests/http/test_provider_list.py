@@ -47,6 +47,7 @@ async def test_providers_are_added_up_over_processes(api: Api) -> None:
     await api.add_task(
         msgspec.structs.replace(hosted, state=msgspec.structs.replace(hosted.state, hosting=hosting))
     )
+    await api.deps.operating.overrides.reread()
     found = await listed(api)
     assert found["gone"]["slots_used"] == 1
     assert found["studio"] == {
