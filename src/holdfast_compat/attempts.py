@@ -144,10 +144,13 @@ class RequestAttempts:
 
     # ----------------------------------------------------------------- clients that do not number their attempts
 
-    async def answer(self, group: str, respond: Callable[[str], Awaitable[V]]) -> V:
+    async def answer(
+        self, group: str, respond: Callable[[str], Awaitable[V]], undelivered: list[Callable[[], None]]
+    ) -> V:
         """Return the response to a request, which is made with the Idempotency-Key that the request is given.
 
-        The request is lost if this ends with an exception, as the cancellation for a client that has gone is one.
+        The request is lost if this ends with an exception, as the cancellation for a client that has gone is one,
+        or if what this adds to ``undelivered`` is called.
         """
         if (equal := self._under_way.get(group)) is not None:
             with trio.move_on_after(NOTICED_WITHIN_S):
@@ -161,6 +164,7 @@ class RequestAttempts:
             except BaseException:
                 self._lost.add(group, key)
                 raise
+        undelivered.append(lambda: self._lost.add(group, key))
         return response
 
     # ------------------------------------------------------------------------ clients that number their attempts

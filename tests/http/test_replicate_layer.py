@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import httpx2
 import msgspec
@@ -33,7 +34,7 @@ from holdfast_compat.replicate.schemas import log_lines, webhook_body
 
 from .api import Api
 from .identities import ACCOUNT, NOW
-from .stage import Stage, make_task
+from .stage import Stage, in_process, make_task
 
 BASE = "/replicate/v1"
 IMAGE = f"{BASE}/models/studio/image-1/predictions"
@@ -210,6 +211,24 @@ async def test_a_resend_has_the_key_of_the_request_whose_answer_was_lost(stage: 
     assert first == second != third
 
 
+async def test_a_resend_has_the_key_of_the_request_whose_answer_was_not_delivered(stage: Stage) -> None:
+    stage.know_key()
+    stage.accounts.answer = ACCEPTED
+    undelivered: list[Callable[[], None]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope["extensions"] = {"holdfast.undelivered": undelivered}
+        await stage.app(scope, receive, send)
+
+    async with in_process(cast(Any, app)) as client:
+        for _ in range(2):
+            headers = {**JAVASCRIPT, "Authorization": f"Bearer {stage.key}"}
+            created(await client.post(IMAGE, json=INPUT, headers=headers))
+            undelivered.pop(0)()
+    first, second = [command.idempotency for _, command in stage.accounts.asked]
+    assert first == second
+
+
 class AwayRows:
     """A database that cannot be reached."""
 
@@ -225,6 +244,7 @@ class Requests:
     def __init__(self) -> None:
         self.attempts = RequestAttempts()
         self.keys: list[str] = []
+        self.undelivered: list[Callable[[], None]] = []
 
     async def send(
         self, answer: trio.Event, *, group: str = "equal", task_status: Any = trio.TASK_STATUS_IGNORED
@@ -236,7 +256,7 @@ class Requests:
                 task_status.started(client)
                 await answer.wait()
 
-            await self.attempts.answer(group, respond)
+            await self.attempts.answer(group, respond, self.undelivered)
 
 
 async def test_equal_requests_on_purpose_stay_apart(autojump_clock: MockClock) -> None:
@@ -285,6 +305,17 @@ async def test_who_goes_while_the_answer_is_made_has_lost_it(autojump_clock: Moc
         nursery.start_soon(cancel_soon, client)
     await requests.send(answer)
     assert len(set(requests.keys)) == 1
+
+
+async def test_an_answer_that_was_not_delivered_is_lost(autojump_clock: MockClock) -> None:
+    requests, answered = Requests(), trio.Event()
+    answered.set()
+    await requests.send(answered)
+    requests.undelivered[0]()
+    await requests.send(answered)
+    await requests.send(answered)
+    first, second, third = requests.keys
+    assert first == second != third
 
 
 async def cancel_soon(client: trio.CancelScope) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import select
 import socket
 import struct
+import termios
 from contextlib import suppress
+from fcntl import ioctl
 from typing import Final
 
 import trio
@@ -52,6 +54,10 @@ class ConnectedSocket(trio.abc.HalfCloseableStream):
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(0))
+
+    def has_unacknowledged(self) -> bool:
+        """Whether the other machine has not acknowledged all that was sent; False if it is closed here."""
+        return self._socket.fileno() != -1 and any(ioctl(self._socket, termios.TIOCOUTQ, bytes(4)))
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send; not a checkpoint if the kernel takes all. Raises BrokenResourceError or ClosedResourceError."""

@@ -161,7 +161,9 @@ async def _create(call: Call, model_id: str, wanted: PredictionRequest) -> Outco
             return await created(idempotency)
         group = group_of(call, f"{call.request.path}\n".encode() + call.raw)
         return await call.deps.state(RequestAttempts).answer(
-            group, lambda key: created(IdempotencyKey(route=call.route.name, key=key, fingerprint=group.encode()))
+            group,
+            lambda key: created(IdempotencyKey(route=call.route.name, key=key, fingerprint=group.encode())),
+            call.request.undelivered,
         )
     except OutcomeUnknown:
         return _OUTCOME_UNKNOWN

@@ -207,6 +207,38 @@ async def test_a_request_that_comes_with_the_end_of_its_connection_is_dropped(ho
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "half-close"])
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_the_application_learns_that_a_client_closed_before_its_response_came(
+    how: str, *, is_read: bool
+) -> None:
+    """The client leaves between the last look at its connection and the response; or once it has read that."""
+    undelivered: list[bool] = []
+
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["extensions"]["holdfast.undelivered"].append(lambda: undelivered.append(True))
+        if not is_read:
+            leave(client, how)
+        await answer(send)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+    async with serving() as server:
+        server.handler = respond
+        server.connections.admit(server.app, ConnectedSocket(accepted), ("203.0.113.1", 1), HOME)
+        client.send(GET)
+        if is_read:
+            await trio.lowlevel.wait_readable(client)
+            assert client.recv(RECEIVE_BYTES)
+            leave(client, how)
+        while server.connections.count:
+            await trio.lowlevel.checkpoint()
+        client.close()
+    # A half-closed socket's machine still takes what comes.
+    assert undelivered == [True] * (not is_read and how != "half-close")
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "half-close"])
 @pytest.mark.parametrize("is_chunked", [False, True])
 async def test_the_last_part_of_a_body_that_comes_with_the_end_is_not_received(how: str, is_chunked: bool) -> None:
     received: list[bytes] = []

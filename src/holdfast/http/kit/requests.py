@@ -92,6 +92,12 @@ class HoldfastRequest(TrioRequest):
         self.span: Span | None = None
 
     @property
+    def undelivered(self) -> list[Callable[[], None]]:
+        """What is called if the response is known not to have reached the client, where the server can tell."""
+        extensions = self.scope.get("extensions") or {}
+        return cast(list[Callable[[], None]], extensions.get("holdfast.undelivered", []))
+
+    @property
     def headers(self) -> Headers:
         """All headers, as werkzeug reads them. ``sent`` has one at a tenth of the cost."""
         if self._headers is None:

@@ -7,6 +7,8 @@ are parsed by httptools (llhttp in its strict mode).
 Beyond ASGI, it cancels the application's call if the client disconnects before the response is complete, and if the
 response starts before the body has come, it discards the rest for ``rest_of_body_s``. The extension
 ``holdfast.cancels`` of a request's scope says so to the application, which then need not await ``http.disconnect``.
+``holdfast.undelivered`` is a list of functions, to which the application adds: they are called if the response
+could not be sent, or the client closed before its machine had all of it. After a reset that is not known.
 
 - :mod:`.limits`       every bound, in one frozen object, and the limit of open files
 - :mod:`.http1`        bytes to requests, responses to bytes, and the responses that the server itself gives

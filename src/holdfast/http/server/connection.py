@@ -71,7 +71,7 @@ def scope_of(request: ParsedRequest, client: Address, server: Address) -> Mutabl
         "client": client,
         "server": server,
         "state": {},
-        "extensions": {"holdfast.cancels": {}},
+        "extensions": {"holdfast.cancels": {}, "holdfast.undelivered": []},
     }
 
 
@@ -101,7 +101,7 @@ LogFault = Callable[[str, Exception], None]
 _GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
-def _never_readable() -> bool:
+def _unknown() -> bool:
     """Of a stream that cannot tell."""
     return False
 
@@ -156,7 +156,10 @@ class ServerConnection:
         self._request: ParsedRequest | None = None
         self._framing = ResponseFraming(close=False)
         self._is_hung_up = False
-        self._is_readable = stream.is_readable if isinstance(stream, ConnectedSocket) else _never_readable
+        self._is_readable = stream.is_readable if isinstance(stream, ConnectedSocket) else _unknown
+        self._has_unacknowledged = stream.has_unacknowledged if isinstance(stream, ConnectedSocket) else _unknown
+        self._undelivered: list[Callable[[], None]] = []
+        """What the application wants called if its last response is known not to have reached the client."""
         self._is_looked_up = False
         """Whether the end of the connection was looked for, once the request was complete."""
         self._responder = trio.lowlevel.ParkingLot()
@@ -219,12 +222,14 @@ class ServerConnection:
 
     async def _read(self) -> None:
         parser = self._parser
+        has_ended = False
         while True:
             try:
                 data = await self._stream.receive_some(RECEIVE_BYTES)
             except _GONE:
                 break
             if not data:
+                has_ended = True
                 break
             if parser.is_done:
                 continue
@@ -235,7 +240,14 @@ class ServerConnection:
         self._is_hung_up = True
         if self._call_state == "called":
             self._calls.cancel()
+        # The end of a connection acknowledges what has arrived before; a reset need not, so it says nothing.
+        if self._undelivered and (self._call_state == "called" or (has_ended and self._has_unacknowledged())):
+            self._note_undelivered()
         self._responder.unpark_all()
+
+    def _note_undelivered(self) -> None:
+        while self._undelivered:
+            self._undelivered.pop()()
 
     async def _pause(self) -> None:
         """Read on when the responder has taken what was read. Meanwhile the client is not awaited."""
@@ -367,6 +379,7 @@ class ServerConnection:
 
     async def _call(self, app: AsgiApp, request: ParsedRequest) -> None:
         scope = scope_of(request, self.client, self._server)
+        self._undelivered = scope["extensions"]["holdfast.undelivered"]
         try:
             await app(scope, partial(self._receive, request), partial(self._send, request))
         except Exception as fault:
@@ -441,6 +454,7 @@ class ServerConnection:
                 await self._stream.send_all(view[start : start + SEND_BYTES])
         except _GONE:
             self._is_hung_up = True
+            self._note_undelivered()
             self._scope.cancel()
             await trio.lowlevel.checkpoint()
         finally:
