@@ -211,7 +211,7 @@ async def test_a_resend_has_the_key_of_the_request_whose_answer_was_lost(stage: 
     assert first == second != third
 
 
-async def test_a_resend_has_the_key_of_the_request_whose_answer_was_not_delivered(stage: Stage) -> None:
+async def test_a_resend_has_the_key_of_what_was_not_delivered(stage: Stage) -> None:
     stage.know_key()
     stage.accounts.answer = ACCEPTED
     undelivered: list[Callable[[], None]] = []

@@ -208,9 +208,7 @@ async def test_a_request_that_comes_with_the_end_of_its_connection_is_dropped(ho
 
 @pytest.mark.parametrize("how", ["close", "reset", "half-close"])
 @pytest.mark.parametrize("is_read", [False, True])
-async def test_the_application_learns_that_a_client_closed_before_its_response_came(
-    how: str, *, is_read: bool
-) -> None:
+async def test_the_application_learns_that_a_response_did_not_arrive(how: str, *, is_read: bool) -> None:
     """The client leaves between the last look at its connection and the response; or once it has read that."""
     undelivered: list[bool] = []
 
