@@ -84,7 +84,8 @@ class CostCounts:
 
     def add(self, of: CostOf, name: str, count: float = 1.0) -> None:
         """Count something of a name now."""
-        self._begin_minute()
+        if self._counter() // 60 > self._minute:
+            self._begin_minute()
         counts = self._minutes[-1]
         (counts.get(of) or counts.setdefault(of, _Counts())).add(name, count)
 

@@ -70,6 +70,8 @@ class Overrides:
 
     def pause_of(self, model: str, provider: str) -> Override | None:
         """Return the pause of a model or of its provider; of two, one that refuses new tasks."""
+        if not self._known:
+            return None
         found = self.find("model_pause", model), self.find("provider_pause", provider)
         pauses = [each for each in found if each is not None]
         return next((each for each in pauses if each.new_tasks == "refuse"), next(iter(pauses), None))
