@@ -82,10 +82,9 @@ class Dispatcher(Worker):
     One process does that for all. Every process takes over tasks of ended ones, and follows up its own.
 
     ``slots`` returns the number of slots by provider, ``paused_models`` those whose waiting tasks stay where they
-    are. ``removed`` returns whether a provider left the
-    catalog longer than its grace period ago, ``leases_are_reliable`` whether an expired lease proves that its
-    process has ended, ``silences`` which kinds of call a provider does not answer. ``due`` says what the rows may
-    have; without it they are always checked.
+    are. ``removed`` returns whether a provider left the catalog longer than its grace period ago,
+    ``leases_are_reliable`` whether an expired lease proves that its process has ended, ``silences`` which kinds of
+    call a provider does not answer. ``due`` says what the rows may have; without it they are always checked.
     """
 
     kind = "dispatcher"
