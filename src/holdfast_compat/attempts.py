@@ -35,7 +35,7 @@ LOST_S: Final = 20.0
 NOTICED_WITHIN_S: Final = 1.0
 """How long an equal request waits for one under way, whose break may be noticed after its resend has arrived."""
 READ_WITHIN_CHECKPOINTS: Final = 3
-"""A client that went while its answer was made has its handler cancelled by then: the server has read its end."""
+"""Of a connection whose end has come to this machine, the server has read it and cancelled its handler by then."""
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -110,6 +110,12 @@ class Refused(NamedTuple):
     """The key of its reply, if its create was decided after all."""
 
 
+async def _read_what_has_come() -> None:
+    """Let the server read what has come while this process waited, also if it was not running then."""
+    for _ in range(READ_WITHIN_CHECKPOINTS):
+        await trio.lowlevel.checkpoint()
+
+
 def group_of(call: Call, content: bytes) -> str:
     """Return the group of a request, whose path and body are the ``content``, or what they have in common."""
     return hashlib.sha256(call.known_key.key_id.encode() + content).hexdigest()
@@ -155,12 +161,12 @@ class RequestAttempts:
         if (equal := self._under_way.get(group)) is not None:
             with trio.move_on_after(NOTICED_WITHIN_S):
                 await equal.one_ended.wait()
+            await _read_what_has_come()
         key = self._lost.take(group) or token_hex(16)
         with self._handling(group):
             try:
                 response = await respond(key)
-                for _ in range(READ_WITHIN_CHECKPOINTS):
-                    await trio.lowlevel.checkpoint()
+                await _read_what_has_come()
             except BaseException:
                 self._lost.add(group, key)
                 raise

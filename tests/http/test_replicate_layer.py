@@ -13,7 +13,7 @@ import pytest
 import trio
 from replicate.prediction import Prediction
 from tests.event_streams import reading
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.actors.account.messages import CreateTask, TaskAccepted
 from holdfast.actors.runtime.faults import OutcomeUnknown
@@ -294,6 +294,18 @@ async def test_a_resend_may_come_before_the_break_is_noticed(autojump_clock: Moc
         nursery.start_soon(requests.send, answered)
         await trio.sleep(0.9)
         client.cancel()
+    assert len(set(requests.keys)) == 1
+
+
+async def test_a_resend_finds_a_break_that_came_while_the_process_stood(mock_clock: MockClock) -> None:
+    requests, never, answered = Requests(), trio.Event(), trio.Event()
+    answered.set()
+    async with trio.open_nursery() as nursery:
+        client = await nursery.start(requests.send, never)
+        nursery.start_soon(requests.send, answered)
+        await wait_all_tasks_blocked()
+        mock_clock.jump(60)
+        await cancel_soon(client)
     assert len(set(requests.keys)) == 1
 
 

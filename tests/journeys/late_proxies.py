@@ -97,6 +97,7 @@ class Balancer:
     """Gives each connection to the next of some services, and cuts it if no process has accepted it in time.
 
     So a request that waits for a frozen process has lost its client, by a close or, every second time, by a reset.
+    A connection with a response is not cut.
     """
 
     def __init__(self, urls: list[str]) -> None:
@@ -121,7 +122,7 @@ class Balancer:
             nursery.start_soon(forward, client, upstream)
             nursery.start_soon(forward, upstream, client)
             await trio.sleep(ACCEPTED_WITHIN_S)
-            if is_unaccepted(upstream):
+            if is_unaccepted(upstream) and not has_answer(upstream):
                 self.cut_count += 1
                 if self.cut_count % 2:
                     upstream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
@@ -141,6 +142,16 @@ def is_unaccepted(stream: trio.SocketStream) -> bool:
         _, local, remote, *_, inode = line.split()[:10]
         if (local[-4:], remote[-4:]) == (f"{there:04X}", f"{here:04X}"):
             return inode == "0"
+    return False
+
+
+def has_answer(stream: trio.SocketStream) -> bool:
+    """Whether a response is here, unread: a process may have accepted, and answered, since it was looked for.
+
+    What this machine has acknowledged would be lost by a cut, and nothing tells the service so.
+    """
+    with socket.socket(fileno=os.dup(stream.socket.fileno())) as sync, suppress(BlockingIOError):
+        return len(sync.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)) > 0
     return False
 
 
