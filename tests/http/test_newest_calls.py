@@ -7,6 +7,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy import text
 from tests.clients import ok, refused
 
 from holdfast.persistence.queries import newest
@@ -46,6 +47,17 @@ async def test_accounts_are_listed_with_totals_and_as_a_file(api: Api) -> None:
     assert lines[0].keys() == found["data"][0].keys()
     wrong = await api.call("GET", "/ops/api/all-accounts?order=name", headers=operator(api))
     refused(wrong, 400, "invalid_parameter")
+
+
+@pytest.mark.parametrize("listed", ["accounts", "tasks"])
+async def test_a_time_that_cannot_be_read_is_named_by_its_list(api: Api, listed: str) -> None:
+    await api.add_task(api.task("task_1"))
+    await api.add_task(api.task("task_2"))
+    row_id = {"accounts": api.other_account_id, "tasks": "task_1"}[listed]
+    column = {"accounts": "id", "tasks": "request_id"}[listed]
+    await api.write(text(f"update {listed} set created_at = 'infinity' where {column} = '{row_id}'"))
+    found = await read(api, f"all-{listed}")
+    assert (found["unreadable"], len(found["data"])) == ([row_id], 1)
 
 
 async def test_tasks_of_every_status_are_listed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

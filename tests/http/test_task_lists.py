@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from sqlalchemy import text
 from tests.clients import refused
 
 from holdfast.ledger.api_keys import TASKS_WRITE
@@ -70,6 +71,20 @@ async def test_an_unreadable_row_is_named_by_its_page(api: Api, path: str, damag
     assert whole["unreadable"] == [f"task_{number}" for number in sorted(damaged, reverse=True)]
     after = (await call("GET", f"{path}?to={api.now.isoformat().replace('+00:00', 'Z')}")).json()
     assert after == {"data": [], "next_cursor": None, "unreadable": []}
+
+
+@pytest.mark.parametrize("value", ["infinity", "-infinity", "12000-01-01"])
+@pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
+async def test_a_time_that_cannot_be_read_closes_no_list(api: Api, path: str, value: str) -> None:
+    for number in range(5):
+        await api.add_task(api.task(f"task_{number}", at=api.now + timedelta(seconds=number)))
+    await api.write(text(f"update tasks set created_at = '{value}' where request_id = 'task_2'"))
+    await api.write(text(f"update usage_entries set ts = '{value}' where request_id = 'task_2'"))
+    call = api.as_key if path == "/v2/task/list" else api.as_session
+    whole = (await call("GET", path)).json()
+    assert [each["request_id"] for each in whole["data"]] == [f"task_{number}" for number in (4, 3, 1, 0)]
+    assert whole["unreadable"] == ["task_2"]
+    assert await pages(api, path, "limit=2") == [f"task_{number}" for number in (4, 3, 1, 0)]
 
 
 @pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])

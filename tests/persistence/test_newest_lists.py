@@ -10,7 +10,14 @@ import pytest
 from sqlalchemy import Connection, text
 
 from holdfast.persistence.queries import newest
-from holdfast.persistence.queries.newest import list_accounts, list_coupons, list_orders, list_tasks, totals_of
+from holdfast.persistence.queries.newest import (
+    ListedAccount,
+    list_accounts,
+    list_coupons,
+    list_orders,
+    list_tasks,
+    totals_of,
+)
 from holdfast.persistence.queries.paging import ScanEnd
 from holdfast.persistence.server.connections import connected
 
@@ -117,7 +124,7 @@ def test_times_bound_a_list_exactly(rows: Connection) -> None:
     add(rows, ACCOUNTS, 100)
     since, until = NOON + timedelta(seconds=10), NOON + timedelta(seconds=20)
     found = list_accounts(rows, limit=50, filters={}, now=NOON, since=since, until=until)
-    assert [each.email for each in found if not isinstance(each, ScanEnd)] == [
+    assert [each.email for each in found if isinstance(each, ListedAccount)] == [
         f"person{n}@usual.example" for n in range(19, 9, -1)
     ]
     totals, is_cut = totals_of(rows, "accounts", filters={"state": "open"}, limit=0, since=since, until=until)

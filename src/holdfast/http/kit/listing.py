@@ -43,7 +43,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import TaskStatus
 from holdfast.persistence.queries.ledger import NUMBER_MAX
 from holdfast.persistence.queries.newest import Listed, totals_of
-from holdfast.persistence.queries.paging import ScanEnd
+from holdfast.persistence.queries.paging import EARLIEST, LATEST, ScanEnd
 from holdfast.persistence.records.unreadable import UnreadableEntry
 
 E = TypeVar("E")
@@ -77,8 +77,8 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
 _NUMBER = re.compile(r"-[0-9]+(?:\.[0-9]+)?", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _VERSION: Final = 1
-_EARLIEST_US: Final = (datetime(1, 1, 2, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
-_LATEST_US: Final = (datetime(9999, 12, 30, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+_EARLIEST_US: Final = (EARLIEST - _EPOCH) // timedelta(microseconds=1)
+_LATEST_US: Final = (LATEST - _EPOCH) // timedelta(microseconds=1)
 
 # ------------------------------------------------------------------------------------------ what a list declares
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, Unpack
 
 from sqlalchemy import BigInteger, Column, ColumnElement, Connection, Row, Select, Text, case, cast, func, select
@@ -18,7 +19,7 @@ from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.finding import CLOCKS_APART_MS
 from holdfast.persistence.queries.orders import ORDER_WITH_EMAIL, TroubledOrder
-from holdfast.persistence.queries.paging import PageOptions, ScanEnd
+from holdfast.persistence.queries.paging import PageOptions, ScanEnd, readable_rows
 from holdfast.persistence.records.credit_tables import CouponRow, coupons
 from holdfast.persistence.records.reading import TASK, order_of, task_of
 from holdfast.persistence.records.tables import accounts, operations, orders, tasks
@@ -166,11 +167,11 @@ def _conditions(
 
 def _page(
     rows: Connection, of: _List, filters: Filters, options: PageOptions
-) -> tuple[Sequence[Row[*tuple[Any, ...]]], list[ScanEnd]]:
+) -> tuple[Sequence[Row[*tuple[Any, ...]] | UnreadableEntry], list[ScanEnd]]:
     """Return the rows of a page, and where its scan ends if that is before it is full."""
     conditions, end = _conditions(rows, of, filters, options, None)
     query = of.entries.where(*conditions).order_by(of.row_id.desc()).limit(options["limit"])
-    found = rows.execute(query).all()
+    found = readable_rows(rows, query, (of.row_id.table.c.created_at, of.row_id), {})
     return found, [] if end is None or len(found) == options["limit"] else [end]
 
 
@@ -192,7 +193,7 @@ def totals_of(
 
 def list_accounts(
     rows: Connection, *, filters: Filters, now: datetime, **options: Unpack[PageOptions]
-) -> list[ListedAccount | ScanEnd]:
+) -> list[ListedAccount | UnreadableEntry | ScanEnd]:
     """Return a page of the accounts, or in another ``order`` than the newest the first of all, without others.
 
     ``filters`` may have a part of the ``email``, a ``state``, and the ``days`` up to ``now`` of what was spent.
@@ -200,7 +201,8 @@ def list_accounts(
     order, of = filters.get("order", "newest"), _LISTS["accounts"]
     if order == "newest":
         found, end = _page(rows, of, filters, options)
-        return [*(ListedAccount(*row) for row in found), *end]
+        position = attrgetter("created_at", "account_id")
+        return [*read_rows(lambda row: ListedAccount(*row), found, "accounts", position), *end]
     query, matches = of.entries, [*_bounds(of, options), *_matches(of, filters)]
     if order == "balance":
         query = query.order_by(accounts.c.balance_micro.desc(), accounts.c.id)
@@ -242,7 +244,8 @@ def list_tasks(
 
 def list_coupons(
     rows: Connection, *, filters: Filters, **options: Unpack[PageOptions]
-) -> list[CouponRow | ScanEnd]:
+) -> list[CouponRow | UnreadableEntry | ScanEnd]:
     """Return a page of the coupons. ``filters`` may have a ``state``."""
     found, end = _page(rows, _LISTS["coupons"], filters, options)
-    return [*(CouponRow(**row._asdict()) for row in found), *end]
+    position = attrgetter("created_at", "coupon_id")
+    return [*read_rows(lambda row: CouponRow(**row._asdict()), found, "coupons", position), *end]

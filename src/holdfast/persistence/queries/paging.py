@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from contextlib import suppress
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Required, TypeAlias, TypedDict, Unpack
 
-from sqlalchemy import Column, ColumnElement, Connection, Row, Select, bindparam, tuple_
+from sqlalchemy import Column, ColumnElement, Connection, Row, Select, bindparam, func, tuple_
 
+from holdfast.persistence.records.unreadable import UnreadableEntry, UnreadableRow
 from holdfast.persistence.server.repeated_queries import RepeatedQuery
 
 PAGE_SHAPES_MAX: Final = 200
 """How many combinations of a list, its filters and limits are compiled at a time; there are fewer."""
+
+EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
+LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
+"""The bounds of times in positions: in any zone they are of a year that Python can hold."""
 
 Order: TypeAlias = tuple[Column[Any], Column[Any]]
 
@@ -53,6 +59,23 @@ def page_of_account(
     return _page_of_account(entries, order, tuple(given)).rows(rows, given)
 
 
+def readable_page_of_account(
+    rows: Connection,
+    entries: Select[*tuple[Any, ...]],
+    order: Order,
+    account_id: str,
+    *,
+    filters: Mapping[str, str] | None = None,
+    **options: Unpack[PageOptions],
+) -> Sequence[Any]:
+    """Return a page as :func:`page_of_account` does, and unreadable rows as :func:`readable_page` does."""
+    with suppress(UnreadableRow):
+        return page_of_account(rows, entries, order, account_id, filters=filters, **options)
+    columns = order[0].table.c
+    matches = [columns[name] == value for name, value in {"account_id": account_id, **(filters or {})}.items()]
+    return readable_page(rows, entries.where(*matches), order, **options)
+
+
 @lru_cache(maxsize=PAGE_SHAPES_MAX)
 def _page_of_account(entries: Select[*tuple[Any, ...]], order: Order, names: tuple[str, ...]) -> RepeatedQuery:
     columns = order[0].table.c
@@ -71,6 +94,36 @@ def page(
     """Return a page of ``entries`` in the order of (time, id)."""
     given = given_of(options)
     return rows.execute(_page(entries, order, tuple(given), oldest_first=oldest_first), given).all()
+
+
+def readable_page(
+    rows: Connection,
+    entries: Select[*tuple[Any, ...]],
+    order: Order,
+    *,
+    oldest_first: bool = False,
+    **options: Unpack[PageOptions],
+) -> Sequence[Row[*tuple[Any, ...]] | UnreadableEntry]:
+    """Return a page as :func:`page` does, with the positions of rows that have a value which Python cannot hold."""
+    given = given_of(options)
+    return readable_rows(rows, _page(entries, order, tuple(given), oldest_first=oldest_first), order, given)
+
+
+def readable_rows(
+    rows: Connection, query: Select[*tuple[Any, ...]], order: Order, given: Mapping[str, Any]
+) -> Sequence[Row[*tuple[Any, ...]] | UnreadableEntry]:
+    """Return the rows of a query. If Python cannot hold a value, each is read by itself, or else its position."""
+    with suppress(UnreadableRow):
+        return rows.execute(query, given).all()
+    time, row_id = order
+    at = func.least(func.greatest(time, EARLIEST), LATEST)
+    found: list[Row[*tuple[Any, ...]] | UnreadableEntry] = []
+    for position in rows.execute(query.with_only_columns(at, row_id, maintain_column_froms=True), given).all():
+        try:
+            found += rows.execute(query.where(row_id == position[1]), given).all()
+        except UnreadableRow:
+            found.append(UnreadableEntry(*position))
+    return found
 
 
 _BOUNDS: Final = frozenset({"since", "until", "after_at", "after_id", "limit"})

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, bindparam, select, text
 
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.ledger import numbers_between, numbers_of_newest
-from holdfast.persistence.queries.paging import AccountPageOptions
+from holdfast.persistence.queries.paging import EARLIEST, LATEST, AccountPageOptions
 from holdfast.persistence.queries.tasks import stored_task, task_by_id
 from holdfast.persistence.records.tables import accounts
 from holdfast.persistence.records.unreadable import UnreadableRow
@@ -112,8 +112,6 @@ def _newest(source: str) -> str:
 _ACCOUNT = text(" union all ".join(map(_newest, _OF_ACCOUNT)) + " order by at desc, id desc limit :limit")
 _TASK = text(" union all ".join(f"({source})" for source in _OF_TASK))
 _EXISTS = select(accounts.c.id).where(accounts.c.id == bindparam("account_id"))
-_EARLIEST: Final = datetime.fromisoformat("0001-01-02T00:00:00+00:00")
-_LATEST: Final = datetime.fromisoformat("9999-12-30T00:00:00+00:00")
 
 
 def time_line_of_account(
@@ -123,11 +121,11 @@ def time_line_of_account(
     if rows.scalar(_EXISTS, {"account_id": account_id}) is None:
         return None
     since, until, after = options.get("since"), options.get("until"), options.get("after")
-    before_at, before_id = after or (_LATEST, "")
+    before_at, before_id = after or (LATEST, "")
     page = {
         "account_id": account_id,
-        "since": since or _EARLIEST,
-        "until": until or _LATEST,
+        "since": since or EARLIEST,
+        "until": until or LATEST,
         "before_at": before_at,
         "before_id": before_id,
         "limit": options["limit"],

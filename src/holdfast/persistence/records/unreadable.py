@@ -49,13 +49,16 @@ def read_row(read: Callable[[Any], T], row: Any, table: str, key: str, *, column
 
 def read_rows(
     read: Callable[[Any], T],
-    rows: Iterable[Row[*tuple[Any, ...]]],
+    rows: Iterable[Row[*tuple[Any, ...]] | UnreadableEntry],
     table: str,
     position: Callable[[Any], tuple[datetime, str]],
 ) -> list[T | UnreadableEntry]:
     """Decode the rows of a list; one that cannot be decoded is logged and represented by its position."""
     found: list[T | UnreadableEntry] = []
     for row in rows:
+        if isinstance(row, UnreadableEntry):
+            found.append(row)
+            continue
         try:
             found.append(read(row))
         except (msgspec.MsgspecError, TypeError, ValueError) as exc:
