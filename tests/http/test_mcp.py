@@ -24,6 +24,7 @@ from holdfast.ledger.credit.limits import Spending
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.persistence.records import tables
+from holdfast.telemetry import logs
 from holdfast_compat.mcp.results import IMAGES_BYTES_MAX
 from holdfast_compat.mcp.tools import TOOLS
 
@@ -602,3 +603,20 @@ async def test_a_client_without_streams_and_one_too_many_get_json(api: Api) -> N
     text = await refused(api, "wait_for_task", arguments, "rate_limit_exceeded")
     assert "Wait 1 seconds" in text
     await refused(api, "wait_for_task", {"request_id": ID, "wait_s": 56}, "invalid_parameter")
+
+
+async def test_a_call_that_changed_something_is_kept(api: Api) -> None:
+    logs._lines.keep(100_000, 3600)
+    try:
+        sent = {"data": base64.b64encode(b"a note").decode(), "filename": "a.txt"}
+        params = {"name": "upload_file", "arguments": sent}
+        stored = await post(api, message("tools/call", params))
+        read = await post(api, message("tools/call", {"name": "list_files", "arguments": {}}))
+        wrong = await post(api, message("tools/call", {"name": "upload_file", "arguments": {"data": 1}}))
+        ids = [each.headers["X-Request-Id"] for each in (stored, read, wrong)]
+        found = [(await logs.find_lines([each], since="", until="9", limit=9)).lines for each in ids]
+    finally:
+        logs._lines.keep(0, 0)
+    changed = [[line for line in lines if "changed something" in line] for lines in found]
+    assert [len(each) for each in changed] == [1, 0, 0]
+    assert api.account_id in changed[0][0]

@@ -22,14 +22,14 @@ from holdfast.http.kit.credentials import key_prefix_sent
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import RefusalResponse
 from holdfast.http.kit.extensions import ServedPage, installed_extensions
-from holdfast.http.kit.requests import HoldfastConnection, HoldfastRequest, end_trace, start_trace
+from holdfast.http.kit.requests import HoldfastConnection, HoldfastRequest, end_trace, keep_request, start_trace
 from holdfast.http.kit.responses import exception_response, refusal_response, serve_call
 from holdfast.http.kit.routes import HEALTH_PATHS, OrderIdConverter, Route, TaskIdConverter, is_for_operators
 from holdfast.http.kit.values import shown
 from holdfast.ledger.refusals import Refusal
 from holdfast.telemetry import metrics
 from holdfast.telemetry.costs import costs
-from holdfast.telemetry.logs import keep_change, levels, log_raised
+from holdfast.telemetry.logs import levels, log_raised
 from holdfast.telemetry.logs.raised import about
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
 from holdfast.telemetry.traces import trace_id
@@ -52,13 +52,7 @@ _ERROR_FORMS: Final = tuple(each.error_form for each in EXTENSIONS if each.error
 PAGE_PATHS: Final = frozenset(page.path for each in EXTENSIONS for page in each.pages)
 
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_OF_TASKS: Final = frozenset(
-    {"create", "tasks", "retry", "generations", "edits", "speech", "videos", "predictions", "mcp", "quote"}
-)
-UNKEPT: Final = frozenset(
-    route.name for route in ROUTES if route.method == "POST" and route.path.rpartition("/")[2] in _OF_TASKS
-)
-"""What creates tasks, which have the trace of their request, or changes nothing."""
+UNKEPT: Final = frozenset(route.name for route in ROUTES if not route.is_kept)
 
 MATCHES_MAX: Final = 512
 """How many matches of paths with parameters are kept."""
@@ -164,8 +158,8 @@ def _finish(deps: Dependencies, request: HoldfastRequest, response: Response) ->
         form = next((each for each in _ERROR_FORMS if request.path.startswith(each.below)), None)
         response = response if form is None else form.convert(response)
         _count_refused(deps, request, response)
-    elif request.method not in READING and request.caller and request.caller.startswith("acct_"):
-        _keep_change(request, response.status_code)
+    elif request.method not in READING and request.endpoint not in UNKEPT:
+        keep_request(request, response.status_code)
     if levels.any:
         _log_request(request, response.status_code, duration_s)
     _count_costs(request)
@@ -203,13 +197,6 @@ def _count_refused(deps: Dependencies, request: HoldfastRequest, response: Refus
         key_prefix=key_prefix_sent(request.sent[b"authorization"]),
         origin=origin_of_request(request, deps.settings),
     )
-
-
-def _keep_change(request: HoldfastRequest, status: int) -> None:
-    """Keep what leads from the id of an account's request to the account."""
-    if request.endpoint not in UNKEPT:
-        about = {"route": request.endpoint, "path": request.path, "status": status, "caller": request.caller}
-        keep_change("request changed something", {**about, "trace_id": trace_id(), "request_id": request.id})
 
 
 def _options(adapter: MapAdapter, request: Request) -> Response:

@@ -20,6 +20,7 @@ from holdfast import __version__
 from holdfast.http.kit import bodies
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.errors import refusal_of_fault
+from holdfast.http.kit.requests import keep_request
 from holdfast.http.kit.routes import EVENT_STREAM, Media, Outcome, Parameter, RouteTable
 from holdfast.http.kit.waiting import CHECK_S, stream_response
 from holdfast.http.services.following import PAUSE_S, sent
@@ -82,6 +83,7 @@ ORIGIN: Final = Parameter(
 @route(
     "POST",
     PATH,
+    is_kept=False,
     summary="Send a message of the Model Context Protocol; for agents",
     raw_body_bytes_max=BODY_BYTES_MOST,
     raw_body_limit=lambda call: call.deps.settings.body_bytes_max,
@@ -215,6 +217,8 @@ async def _call_tool(at: ToolCall, params: dict[str, Any]) -> dict[str, object] 
     if isinstance(given, Refusal):
         return refused_result(at.call, given)
     found = await tool.run(at, given)
+    if not tool.reads_only and not isinstance(found, Refusal):
+        keep_request(at.call.request, 200)
     return refused_result(at.call, found) if isinstance(found, Refusal) else found
 
 

@@ -23,6 +23,7 @@ route = RouteTable("OpenAI", auth=Auth.API_KEY)
 _makes_images: Final = partial(
     route,
     "POST",
+    is_kept=False,
     scope=TASKS_WRITE,
     returns_results=True,
     reply=ImagesBody,

@@ -19,6 +19,7 @@ route = RouteTable("OpenAI", auth=Auth.API_KEY)
 @route(
     "POST",
     "/v1/audio/speech",
+    is_kept=False,
     summary="Make a sound, and respond with the file when it is ready",
     scope=TASKS_WRITE,
     body=SpeechRequest,

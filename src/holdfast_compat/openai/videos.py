@@ -42,6 +42,7 @@ POLL_AFTER: Final = "openai-poll-after-ms"
 @route(
     "POST",
     "/v1/videos",
+    is_kept=False,
     summary="Create a video; its credit is held and the work starts",
     scope=TASKS_WRITE,
     body=VideoRequest,

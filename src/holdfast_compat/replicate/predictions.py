@@ -106,6 +106,7 @@ _LINK_EXPIRED: Final = Refusal(
 _creates: Final = functools.partial(
     route,
     "POST",
+    is_kept=False,
     scope=TASKS_WRITE,
     takes_input=True,
     reply=PredictionBody,

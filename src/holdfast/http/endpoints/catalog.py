@@ -63,6 +63,7 @@ async def list_models(call: Call) -> Outcome:
 @route(
     "POST",
     "/v2/quote",
+    is_kept=False,
     summary="Create a quote: price an input before running it",
     auth=Auth.OPTIONAL,
     body=QuoteRequest,

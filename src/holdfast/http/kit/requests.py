@@ -43,6 +43,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.sansio.request import Request as SansIORequest
 
 from holdfast.ledger.ids import new_id
+from holdfast.telemetry.logs import keep_change
 from holdfast.telemetry.traces import (
     HEADER,
     Span,
@@ -50,6 +51,7 @@ from holdfast.telemetry.traces import (
     read_traceparent,
     request_id,
     start_span,
+    trace_id,
     traceparent,
 )
 
@@ -175,6 +177,13 @@ def start_trace(request: HoldfastRequest) -> None:
     if continued is not None or request.path not in _UNTRACED:
         request.span = start_span(request.method, continued, "server", trace_id=request.id[4:])
     traceparent.set(request.span.traceparent if request.span else continued or new_traceparent(request.id[4:]))
+
+
+def keep_request(request: HoldfastRequest, status: int) -> None:
+    """Keep what leads from the id of an account's request that changed something to the account."""
+    if request.caller and request.caller.startswith("acct_"):
+        about = {"route": request.endpoint, "path": request.path, "status": status, "caller": request.caller}
+        keep_change("request changed something", {**about, "trace_id": trace_id(), "request_id": request.id})
 
 
 def end_trace(request: HoldfastRequest, status: int | None) -> None:

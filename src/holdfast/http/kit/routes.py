@@ -87,8 +87,10 @@ class Declaration(Needs):
     ``form_files`` describes the files of a form by their names; the first is required unless there may be a
     ``body`` without them. The form has the fields of ``form``, too; without any, a file may be the whole body.
     ``other_reply`` is a second type of a successful response. ``errors`` are the codes of the handler, in addition
-    to those that other fields imply. ``summary`` is a title, and after a semicolon or colon what the description
-    begins with. ``tag`` is the section of the reference; that of its table unless it is declared.
+    to those that other fields imply. A request that ``is_kept`` in memory leads by its id to the account; one that
+    creates a task is found by that, and one that changes nothing not at all. ``summary`` is a title, and after a
+    semicolon or colon what the description begins with. ``tag`` is the section of the reference; that of its table
+    unless it is declared.
     """
 
     summary: str
@@ -102,6 +104,7 @@ class Declaration(Needs):
     media: tuple[Media, ...] = ()
     parameters: tuple[Parameter, ...] = ()
     errors: tuple[str, ...] = ()
+    is_kept: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

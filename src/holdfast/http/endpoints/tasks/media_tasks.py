@@ -37,6 +37,7 @@ route = RouteTable("Tasks")
 @route(
     "POST",
     "/v2/task/create",
+    is_kept=False,
     summary="Create a task; its credit is held and the work starts",
     auth=Auth.API_KEY,
     scope=TASKS_WRITE,
@@ -145,6 +146,7 @@ def _entity_tag(deps: Dependencies, task: Task, now: datetime) -> str:
 @route(
     "POST",
     "/v2/task/{request_id}/retry",
+    is_kept=False,
     summary="Retry an ended task: as a new task, at the current price",
     auth=Auth.API_KEY,
     scope=TASKS_WRITE,

@@ -27,6 +27,7 @@ route = RouteTable("Tasks", auth=Auth.SESSION)
 @route(
     "POST",
     "/v2/control/tasks",
+    is_kept=False,
     summary="Create a task with a session; as with an API key",
     body=CreateTaskRequest,
     takes_input=True,
@@ -68,6 +69,7 @@ async def read_own_task(call: Call) -> Outcome:
 @route(
     "POST",
     "/v2/control/tasks/{request_id}/retry",
+    is_kept=False,
     summary="Retry an ended task with a session: as a new task, at the current price",
     body=TaskBounds,
     reply=TaskBody,
