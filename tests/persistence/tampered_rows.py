@@ -342,6 +342,7 @@ UNREADABLE: list[tuple[list[str], set[str]]] = [
     ([in_state("ord_back", "{moves,1,amount_micro}", "many")], {LISTED, COLUMNS}),
     (["update accounts set lots = 'none' where id = 'acct_eva'"], {LOT_LEFT}),
     (["update orders set created_at = 'infinity' where order_id = 'ord_back'"], {COLUMNS}),
+    (["update operations set at = 'infinity' where account_id = 'acct_dan' and number = 2"], {CHAINS}),
 ]
 """Those after which a rule finds a value that it cannot read."""
 

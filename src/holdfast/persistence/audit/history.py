@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, text
@@ -22,6 +22,7 @@ from holdfast.ledger.credit.operations import (
 from holdfast.ledger.money import format_amount
 from holdfast.persistence.audit.rules import BrokenRule, Difference
 from holdfast.persistence.records.reading import operation_of
+from holdfast.persistence.records.unreadable import UnreadableRow
 
 SUMS = "the postings of each operation sum to zero"
 SHAPES = "each operation's postings match its kind and amount"
@@ -69,10 +70,19 @@ def proven_numbers(rows: Connection, scope: Sequence[str]) -> dict[str, int]:
 
 
 def check_history(rows: Connection, scope: Sequence[str], proven: Mapping[str, int], *, most: int) -> HistoryPage:
-    """Check up to ``most`` operations of each account: those after the number in ``proven``, or its first ones."""
+    """Check up to ``most`` operations of each account: those after the number in ``proven``, or its first ones.
+
+    Those of an account are not checked from where one of them has a value that cannot be read.
+    """
     starts = [proven.get(account_id, _FROM_THE_FIRST) for account_id in scope]
     # The operation before the first one is read as well.
-    found = rows.execute(_OPERATIONS, {"scope": list(scope), "proven": starts, "most": most + 1})
+    try:
+        found = rows.execute(_OPERATIONS, {"scope": list(scope), "proven": starts, "most": most + 1}).all()
+    except UnreadableRow as unreadable:
+        if len(scope) > 1:
+            return _together(check_history(rows, [each], proven, most=most) for each in scope)
+        what = f"an operation has a value that cannot be read: {unreadable}"
+        return HistoryPage([Difference(BrokenRule(scope[0], CHAINS), what)], 0, {})
     differences: list[Difference] = []
     last: dict[str, Operation] = {}
     counted = 0
@@ -84,6 +94,17 @@ def check_history(rows: Connection, scope: Sequence[str], proven: Mapping[str, i
             differences += _differences(operation, last.get(operation.account_id))
             counted += 1
         last[operation.account_id] = operation
+    return HistoryPage(differences, counted, last)
+
+
+def _together(pages: Iterable[HistoryPage]) -> HistoryPage:
+    differences: list[Difference] = []
+    last: dict[str, Operation] = {}
+    counted = 0
+    for page in pages:
+        differences += page.differences
+        counted += page.counted
+        last |= page.last
     return HistoryPage(differences, counted, last)
 
 
