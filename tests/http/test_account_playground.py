@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.clients import ok
 from tests.strict_html import StrictHtml
 
 from holdfast.actors.account.messages import CreateTask
@@ -18,6 +19,7 @@ from holdfast_console.account.inputs import PREFIX, fields_of, input_of
 
 from .test_account_pages import HOSTILE, TASK_ID, AccountReader, owner
 from .test_media_tasks import accept
+from .test_override_calls import act
 
 if TYPE_CHECKING:
     from tests.http.api import Api
@@ -176,3 +178,12 @@ async def test_files_of_usage_and_tasks_are_csv(owner: AccountReader) -> None:
         assert response.headers["Content-Type"].startswith("text/csv")
         assert "attachment" in response.headers["Content-Disposition"]
     assert (await owner.get("/account/usage?days=5")).status_code == 400
+
+
+async def test_a_paused_model_is_shown_as_paused(api: Api, owner: AccountReader) -> None:
+    pause = {"reason": "ticket 7", "for_s": 90, "new_tasks": "refuse", "note": "back at noon"}
+    ok(await act(api, f"models/{MODEL}/pause", **pause))
+    tiles = await owner.read(PLAYGROUND)
+    form = await owner.read(f"{PLAYGROUND}?model={MODEL}")
+    for page in (tiles, form):
+        assert page.text.count("new tasks are refused; back at noon") == 1

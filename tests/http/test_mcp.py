@@ -13,6 +13,7 @@ import jsonschema
 import msgspec
 import pytest
 import trio
+from tests.clients import ok
 from tests.event_streams import StreamReader
 
 from holdfast.actors.account.messages import CreateTask, TaskAccepted
@@ -31,6 +32,7 @@ from holdfast_compat.mcp.tools import TOOLS
 from .api import Api
 from .identities import ACCOUNT, NOW, OTHER_ACCOUNT
 from .stage import Stage, make_task
+from .test_override_calls import act
 
 ID = "task_" + "1" * 32
 ACCEPTED = TaskAccepted(ID, "quo_" + "1" * 32, "queued", None, 12_000, "1 image", NOW)
@@ -302,6 +304,18 @@ async def test_models_and_quotes_are_those_of_the_catalog(api: Api) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- tasks
+
+
+async def test_a_paused_model_is_listed_with_its_pause(api: Api) -> None:
+    ok(await act(api, "models/studio/image-1/pause", reason="ticket 7", for_s=90, new_tasks="wait", note="at noon"))
+    listed = (await tool(api, "list_models"))["structuredContent"]["models"]
+    paused = {each["model"]: each["paused"] for each in listed}
+    assert paused.pop("studio/image-1") == {
+        "until": "2026-11-20T12:01:30.000Z",
+        "new_tasks": "wait",
+        "note": "at noon",
+    }
+    assert {*paused.values()} == {None}
 
 
 async def test_a_task_is_created_as_the_native_api_does(api: Api) -> None:

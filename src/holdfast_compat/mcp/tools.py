@@ -200,13 +200,13 @@ class InputGiven(msgspec.Struct, frozen=True):
 @_tool("List models", ModelsWanted, TASKS_READ)
 async def list_models(at: ToolCall, wanted: ModelsWanted) -> dict[str, object] | Refusal:
     """List the models that this API key may use, with their prices in credits (1 credit is 1 USD)."""
-    catalog = at.call.deps.catalog()
+    catalog, overrides = at.call.deps.catalog(), at.call.deps.operating.overrides
     found = [
         each
         for each in usable_models(catalog, at.key.terms)
         if wanted.modality is None or each.modality == wanted.modality
     ]
-    return result_of(ShownModels([shown_model(catalog, each) for each in found]))
+    return result_of(ShownModels([shown_model(catalog, overrides, each) for each in found]))
 
 
 @_tool("Show a model", ModelWanted, TASKS_READ)

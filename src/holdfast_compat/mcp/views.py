@@ -10,6 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from holdfast.http.schemas.common import render
+from holdfast.http.schemas.models import Pause, pause_body
 from holdfast.ledger.api_keys import KeyTerms, is_model_allowed
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.catalog.models import Modality, Model
@@ -21,6 +22,7 @@ from holdfast.ledger.money import format_amount, format_price
 from holdfast.ledger.public_types import Amount, LimitWindow, TaskId, Time
 from holdfast.ledger.tasks.public import public_output
 from holdfast.ledger.tasks.task import Task, TaskStatus
+from holdfast.persistence.operators.overrides import Overrides
 from holdfast.persistence.records.key_rows import ApiKeyRecord
 from holdfast.persistence.records.rows import FileRow
 
@@ -35,6 +37,7 @@ class ShownModel(msgspec.Struct, frozen=True):
     price: str
     example_costs: Amount | None
     description: str | None
+    paused: Pause | None
 
 
 class ShownModels(msgspec.Struct, frozen=True):
@@ -143,7 +146,7 @@ def price_of(model: Model) -> str:
     return f"{'; '.join(words) or 'free'}{least}"
 
 
-def shown_model(catalog: Catalog, model: Model) -> ShownModel:
+def shown_model(catalog: Catalog, overrides: Overrides, model: Model) -> ShownModel:
     """Render a model."""
     example = catalog.examples.get(model.id)
     return ShownModel(
@@ -152,6 +155,7 @@ def shown_model(catalog: Catalog, model: Model) -> ShownModel:
         price=price_of(model),
         example_costs=None if example is None else format_amount(example.estimate_micro),
         description=model.description,
+        paused=pause_body(overrides, model.id, model.upstream.provider),
     )
 
 
