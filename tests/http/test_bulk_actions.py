@@ -17,6 +17,7 @@ from holdfast.actors.runtime.faults import OutcomeUnknown
 from holdfast.actors.unfenced import EventCommands
 from holdfast.http.endpoints.operators import bulk
 from holdfast.http.endpoints.operators.bulk import ACTS, BATCH, BulkActions
+from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.events import EventAddress
 from holdfast.persistence.records.tables import outbox
@@ -97,8 +98,9 @@ def operator(api: Api) -> dict[str, str]:
     return {"Authorization": f"Bearer {api.deps.settings.operator_token}"}
 
 
-async def post(api: Api, path: str, body: dict[str, Any]) -> Any:
-    return await api.call("POST", path, json=body, headers=operator(api))
+async def post(api: Api, path: str, body: dict[str, Any], key: str = "") -> Any:
+    headers = {**operator(api), "Idempotency-Key": key or new_id("req")}
+    return await api.call("POST", path, json=body, headers=headers)
 
 
 async def get(api: Api, path: str) -> Any:
@@ -138,6 +140,27 @@ async def test_what_matches_is_counted_and_all_of_it_is_acted_on_once(api: Api, 
     assert not {"after", "upto", "in_hand"} & action["effect"].keys()
     assert [report.reason.startswith("act on all: done") for report in api.reports if report.reason] == [True]
     assert not await worker.work()
+
+
+async def test_a_repeat_with_the_same_key_begins_no_other(api: Api, resends: Resends) -> None:
+    await plant(api, 2)
+    refused(await api.call("POST", BULK, json=GIVEN_UP, headers=operator(api)), 400, "missing_parameter")
+    replies: list[Any] = []
+
+    async def begin() -> None:
+        replies.append(await post(api, BULK, GIVEN_UP, "again"))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(begin)
+    assert len({ok(each)["action_id"] for each in replies}) == 1
+    assert sum(each.headers.get("Idempotent-Replayed") == "true" for each in replies) == 2
+    await to_end(api)
+    repeated = await post(api, BULK, GIVEN_UP, "again")
+    assert (ok(repeated)["state"], ok(repeated)["done"]) == ("ended", 2)
+    refused(await post(api, BULK, {**GIVEN_UP, "filter": ""}, "again"), 422, "idempotency_key_reused")
+    assert len((await get(api, BULK))["data"]) == 1
+    assert {*resends.counts.values()} == {1}
 
 
 async def test_one_that_is_stopped_can_be_continued_once_by_another(api: Api, resends: Resends) -> None:
@@ -333,8 +356,14 @@ async def test_the_page_shows_what_matches_begins_follows_and_stops(
     assert "101 match" in shown.text
     assert f"evt_{100:032x}" in shown.text
     fields = {"csrf_token": await browser.hidden(page), **WHY}
+    key = await browser.hidden(page, "idempotency_key")
     sent = await browser.send(
-        "/ops/bulk-actions", return_to=page, act="retry_webhook", filter="status=given_up", **fields
+        "/ops/bulk-actions",
+        return_to=page,
+        act="retry_webhook",
+        filter="status=given_up",
+        idempotency_key=key,
+        **fields,
     )
     [begun] = (await get(api, BULK))["data"]
     one = f"/ops/bulk-actions/{begun['action_id']}"

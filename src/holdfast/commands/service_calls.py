@@ -9,6 +9,7 @@ import httpx2
 import msgspec
 
 from holdfast import __version__
+from holdfast.ledger.ids import new_id
 from holdfast.settings.settings import ServiceLocation
 
 T = TypeVar("T")
@@ -53,7 +54,7 @@ def call_service(
             url + path,
             params=query,
             json=body,
-            headers={"Authorization": f"Bearer {token}"},
+            headers={"Authorization": f"Bearer {token}", "Idempotency-Key": new_id("req")},
             timeout=timeout_s,
             trust_env=False,
         )

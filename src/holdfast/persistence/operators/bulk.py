@@ -57,13 +57,14 @@ class BulkProgress(msgspec.Struct, frozen=True, omit_defaults=True):
 
     It is on entries from before ``until``, of which ``total`` matched at the start. Those up to the position
     ``after`` were acted on; ``in_hand`` are those after it up to ``upto``. ``exceptions`` are the first ones, with
-    the code that refused each.
+    the code that refused each. ``key`` is the Idempotency-Key that began it, with its operator.
     """
 
     act: str
     filter: str
     until: datetime
     total: int
+    key: str = ""
     done: int = 0
     refused: int = 0
     exceptions: str = ""
@@ -205,3 +206,20 @@ def begin_progress(
             return False
     rows.execute(actions.update().where(actions.c.action_id == action_id).values(effect=progress.effect()))
     return True
+
+
+def begin_once(rows: Connection, action_id: str, progress: BulkProgress) -> OperatorAction | None:
+    """Write the progress of a bulk action that begins, or return the one that its key has begun within a day.
+
+    Runs in one transaction, in which no other begins with the key.
+    """
+    rows.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(progress.key, 0))))
+    begun = _ALL.where(
+        actions.c.at > progress.until - BULK_ACTIONS_GO_ON,
+        func.json_extract_path_text(actions.c.effect, "key") == progress.key,
+    )
+    found = rows.execute(begun).one_or_none()
+    if found is not None:
+        return OperatorAction._make(found)
+    begin_progress(rows, action_id, progress)
+    return None

@@ -5,6 +5,7 @@ One goes on in any process, a batch at a time, until nothing is left or an opera
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -47,7 +48,7 @@ from holdfast.http.schemas.common import render
 from holdfast.http.schemas.operators import ActionRequest, ActionWithReason, Reason
 from holdfast.ledger.clock import time_or_none
 from holdfast.ledger.public_types import Time
-from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
 from holdfast.persistence.claims.due_work import BULK_ACTIONS_GO_ON
 from holdfast.persistence.operators.bulk import (
     CONTINUE,
@@ -62,6 +63,7 @@ from holdfast.persistence.operators.bulk import (
     Match,
     Matches,
     RowList,
+    begin_once,
     begin_progress,
     bulk_action_by_id,
     bulk_actions,
@@ -396,9 +398,18 @@ async def list_bulk_actions(call: Call) -> Outcome:
     return await list_for_operators(call, bulk_actions, body, lambda each: Position(each.at, each.action_id))
 
 
-@_on_all.action("", "Act on all entries of a list that match a filter", name=START)
+@_on_all.action(
+    "",
+    "Act on all entries of a list that match a filter",
+    name=START,
+    errors=("idempotency_key_reused",),
+    needs_key=True,
+)
 async def act_on_all(run: ActionRun, given: BulkRequest) -> BulkActionBody | Refusal:
-    """It goes on after the response, in any process, until all that matched when it began are acted on once."""
+    """It goes on after the response, in any process, until all that matched when it began are acted on once.
+
+    A repeat with the same Idempotency-Key within a day returns the bulk action that was begun, as it is then.
+    """
     act = ACTS.get(given.act)
     if act is None:
         return invalid_parameter("act", f"must be one of {', '.join(ACTS)}", given.act)
@@ -407,9 +418,18 @@ async def act_on_all(run: ActionRun, given: BulkRequest) -> BulkActionBody | Ref
         return filters
     until = run.record.at
     found = await act.count_all(run.deps, filters, until)
-    begun = await _begin(run, BulkProgress(given.act, given.filter, until, found.total))
-    assert begun is not None
-    return begun
+    key = hashlib.sha256(f"{run.operator.name} {run.key.key}".encode()).hexdigest()
+    progress = BulkProgress(given.act, given.filter, until, found.total, key)
+    begin = partial(begin_once, action_id=run.record.action_id, progress=progress)
+    earlier = await run.deps.write_record(in_one_transaction(begin))
+    if earlier is None:
+        run.goes_on = True
+        return _body(run.record._replace(effect=progress.effect()), now=run.deps.now())
+    was = BulkProgress.of(earlier)
+    if (was.act, was.filter, earlier.reason) != (given.act, given.filter, run.record.reason):
+        return IDEMPOTENCY_KEY_REUSED
+    run.is_replay = True
+    return _body(earlier, now=run.deps.now())
 
 
 @_on_one.read("", "Retrieve a bulk action and how far it is", BulkActionBody)
@@ -436,13 +456,13 @@ async def continue_bulk_action(run: ActionRun, _: ActionRequest, action_id: str)
         return _not_found(action_id)
     was = BulkProgress.of(found)
     total = max(0, was.total - was.done - was.refused)
-    left = msgspec.structs.replace(was, total=total, done=0, refused=0, exceptions="", stopped_by="")
-    begun = await _begin(run, left, action_id) if _state(found, run.deps.now()) == "stopped" else None
+    left = msgspec.structs.replace(was, total=total, key="", done=0, refused=0, exceptions="", stopped_by="")
+    begun = await _continue(run, left, action_id) if _state(found, run.deps.now()) == "stopped" else None
     message = f"The bulk action {shown(action_id)} runs, has ended, or was continued."
     return begun or Refusal(code="bulk_action_not_stopped", message=message)
 
 
-async def _begin(run: ActionRun, progress: BulkProgress, continues: str | None = None) -> BulkActionBody | None:
+async def _continue(run: ActionRun, progress: BulkProgress, continues: str) -> BulkActionBody | None:
     """Begin, or return None if another has continued what this one would."""
     begin = partial(begin_progress, action_id=run.record.action_id, progress=progress, continues=continues)
     run.goes_on = await run.deps.write_record(in_one_transaction(begin))
