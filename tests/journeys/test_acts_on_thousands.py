@@ -64,6 +64,10 @@ async def command(service: Service, *words: str) -> list[str]:
     return done.stdout.decode().splitlines()
 
 
+async def begin(http: Any, body: dict[str, str]) -> dict[str, Any]:
+    return ok(await http.post(BULK, json=body, headers={"Idempotency-Key": new_id("req")}))
+
+
 async def state_of(http: Any, action_id: str) -> dict[str, Any]:
     return ok(await http.get(f"{BULK}/{action_id}"))
 
@@ -116,8 +120,8 @@ async def test_thousands_are_acted_on_once_through_a_stop_and_a_kill(
         assert counted[0] == f"{EVENTS} match."
         assert sql(service, "select count(*) from sent_again") == [(0,)]
         why = {"reason": "their server is back"}
-        released = ok(await http.post(BULK, json={"act": "release_actor", "filter": "group=accounts", **why}))
-        begun = ok(await http.post(BULK, json={"act": "retry_webhook", "filter": "status=given_up", **why}))
+        released = await begin(http, {"act": "release_actor", "filter": "group=accounts", **why})
+        begun = await begin(http, {"act": "retry_webhook", "filter": "status=given_up", **why})
         assert (released["total"], begun["total"]) == (ACTORS, EVENTS)
         # The service works meanwhile.
         scope = trio.CancelScope()
