@@ -132,7 +132,7 @@ def noun(count: float, one: str, many: str | None = None) -> str:
 
 def outside_text(text: object) -> Markup:
     """Return text from outside, its direction isolated; what is long is cut, and the rest folded."""
-    full = _printable(str(text))
+    full = printable(str(text))
     if len(full) <= TEXT_CHARS_MAX:
         return Markup("<bdi>{}</bdi>").format(full)
     shown = Markup("<bdi>{}…</bdi>").format(full[:TEXT_CHARS_MAX])
@@ -145,9 +145,15 @@ def outside_text(text: object) -> Markup:
     return shown + more
 
 
+def short_text(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
+    """Return text from outside on one line, cut, for a label or an option, which has only text in it."""
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= chars_max else f"{line[: chars_max - 1]}…"
+
+
 def json_text(value: object) -> str:
-    """Return a value as JSON in lines."""
-    return msgspec.json.format(msgspec.json.encode(value)).decode()
+    """Return a value as JSON in lines, which shows what is not printable as its escapes."""
+    return printable(msgspec.json.format(msgspec.json.encode(value)).decode())
 
 
 def short_id(identifier: str) -> str:
@@ -161,15 +167,18 @@ def identifier(value: str | None, path: str | None = None) -> Markup:
     """Return an id, shortened, as a link to ``path`` if that is given."""
     if value is None:
         return Markup('<span class="muted">–</span>')
-    shown = Markup('<code title="{}"><bdi>{}</bdi></code>').format(_printable(value), _printable(short_id(value)))
+    shown = Markup('<code title="{}"><bdi>{}</bdi></code>').format(printable(value), printable(short_id(value)))
     return shown if path is None else Markup('<a href="{}">{}</a>').format(path, shown)
 
 
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
-def _printable(text: str) -> str:
-    """Show characters that HTML forbids, and those that reorder the text around them, by their numbers."""
+def printable(text: str) -> str:
+    """Show characters that HTML forbids, and those that reorder the text around them, by their numbers.
+
+    JSON means the same by it.
+    """
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found.group()):04x}", text.encode(errors="replace").decode())
 
 

@@ -143,6 +143,7 @@ def environment(folder: str, root: str, **more: object) -> Environment:
         "noun": formats.noun,
         "number": formats.number_text,
         "outside": formats.outside_text,
+        "short": formats.short_text,
         "json": formats.json_text,
         "exact": formats.exact_text,
     }

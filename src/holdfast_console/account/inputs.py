@@ -11,7 +11,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
+from holdfast_console.formats import short_text
+
 PREFIX: Final = "input."
+TITLE_CHARS_MAX: Final = 80
+HINT_CHARS_MAX: Final = 600
 _LINK_FORMATS: Final = frozenset({"uri", "uri-reference"})
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 
@@ -67,8 +71,8 @@ def _field(name: str, schema: Mapping[str, Any], is_required: bool, example: obj
     return Field(
         name=f"{PREFIX}{name}",
         kind=kind,
-        title=title[:1].upper() + title[1:],
-        hint=" ".join(filter(None, hints)),
+        title=short_text(title[:1].upper() + title[1:], TITLE_CHARS_MAX),
+        hint=short_text(" ".join(filter(None, hints)), HINT_CHARS_MAX),
         default=_text(example) if filled else "",
         choices=_choices(schema, is_required),
         limits=limits,
@@ -100,7 +104,9 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
 def _choices(schema: Mapping[str, Any], is_required: bool) -> tuple[tuple[str, str], ...]:
     values = schema.get("enum", [True, False] if _types(schema) == {"boolean"} else [])
     words = {"true": "yes", "false": "no"} if "enum" not in schema else {}
-    found = tuple((_text(value), words.get(_text(value), _text(value))) for value in values)
+    found = tuple(
+        (_text(value), words.get(_text(value), short_text(_text(value), TITLE_CHARS_MAX))) for value in values
+    )
     return found if is_required or not found else (("", "not chosen"), *found)
 
 
@@ -111,7 +117,8 @@ def _text(value: object) -> str:
 def _value(schema: Mapping[str, Any], text: str) -> object:
     types = _types(schema)
     if "enum" in schema:
-        return next((each for each in schema["enum"] if _text(each) == text), text)
+        # A form does not keep blanks and ends of lines as they are.
+        return next((each for each in schema["enum"] if _text(each).split() == text.split()), text)
     if "string" in types:
         return text
     if types == {"boolean"} and text in ("true", "false"):

@@ -9,6 +9,7 @@ from pprint import pformat
 from typing import NamedTuple
 
 from holdfast.http.schemas.models import ModelDetails
+from holdfast_console.formats import printable
 
 KEY_PLACEHOLDER = "YOUR_API_KEY"
 
@@ -23,7 +24,7 @@ class CodeSample(NamedTuple):
 def create_samples(base_url: str, body: Mapping[str, object], api_key: str = KEY_PLACEHOLDER) -> list[CodeSample]:
     """Return the call that creates a task of ``body``, with the key in place."""
     url = f"{base_url}/v2/task/create"
-    text = json.dumps(body, indent=2, ensure_ascii=False)
+    text = printable(json.dumps(body, indent=2, ensure_ascii=False))
     return [
         CodeSample(
             "curl",
