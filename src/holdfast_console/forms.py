@@ -81,14 +81,22 @@ RETURN_FIELD: Final = "return_to"
 
 
 def parse_form(raw: bytes, content_type: str | None) -> dict[str, str] | Refusal:
-    """Read a form's fields, without blank ones; the last of a name counts. Refuses with ``invalid_parameter``."""
+    """Read a form's fields as they were typed, without blank ones; the last of a name counts.
+
+    Refuses with ``invalid_parameter``, ``unsupported_media_type``.
+    """
     if (content_type or "").partition(";")[0].strip().lower() != "application/x-www-form-urlencoded":
         return Refusal(code="unsupported_media_type", message="The body must be sent as a form.")
     try:
         pairs = parse_qsl(raw.decode(), max_num_fields=FIELDS_MAX, strict_parsing=False, errors="strict")
     except ValueError:
         return Refusal(code="invalid_parameter", message="The form could not be read.")
-    return {name: value.strip() for name, value in pairs if value.strip()}
+    return {name: typed for name, value in pairs if (typed := _typed(value))}
+
+
+def _typed(value: str) -> str:
+    """Return what was typed: browsers send each end of a line as CR LF, and copied text has blanks around it."""
+    return value.replace("\r\n", "\n").strip()
 
 
 def parse_file_form(raw: bytes, content_type: str | None) -> tuple[dict[str, str], tuple[FormFile, ...]] | Refusal:
@@ -101,8 +109,8 @@ def parse_file_form(raw: bytes, content_type: str | None) -> tuple[dict[str, str
     fields, files = dict[str, str](), list[FormFile]()
     try:
         for part in MultipartParser(io.BytesIO(raw), boundary, strict=True, **limits):
-            if part.filename is None and part.value.strip():
-                fields[part.name] = part.value.strip()
+            if part.filename is None and (typed := _typed(part.value)):
+                fields[part.name] = typed
             elif part.filename is not None and part.raw:
                 files.append(FormFile(part.name, hashlib.sha256(part.raw).hexdigest(), content=part.raw))
     except (MultipartError, ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,9 @@ from holdfast.actors.account.messages import CreateTask
 from holdfast.actors.task.messages import CancelTask, TaskReply
 from holdfast.http.kit.operators import CSRF_HEADER
 from holdfast.ledger.refusals import Refusal
-from holdfast_console.account.inputs import PREFIX, fields_of, input_of
+from holdfast_console.account.inputs import HINT_CHARS_MAX, PREFIX, TITLE_CHARS_MAX, fields_of, input_of
+from holdfast_console.account.samples import create_samples
+from holdfast_console.forms import parse_form
 
 from .test_account_pages import HOSTILE, TASK_ID, AccountReader, owner
 from .test_media_tasks import accept
@@ -70,6 +73,26 @@ def test_text_becomes_what_the_schema_names_where_it_can() -> None:
     wrong = {"n": "2.5.1", "tiled": "maybe", "strength": "NaN", "points": "[1,", "unknown": "x"}
     assert input_of(SCHEMA, {f"{PREFIX}{name}": text for name, text in wrong.items()}) == wrong
     assert input_of(SCHEMA, {"model": "m", "max_credits": "1"}) == {}
+
+
+def test_text_arrives_as_it_was_typed_and_a_choice_as_it_is_listed() -> None:
+    sent = {f"{PREFIX}prompt": "a pier\r\n\r\nat dusk ", f"{PREFIX}style": "in oil,\r\nwet"}
+    form = parse_form(urlencode(sent).encode(), "application/x-www-form-urlencoded")
+    assert not isinstance(form, Refusal)
+    schema = {"properties": {**SCHEMA["properties"], "style": {"enum": ["oil", " in oil,\nwet\n"]}}}
+    assert input_of(schema, form) == {"prompt": "a pier\n\nat dusk", "style": " in oil,\nwet\n"}
+
+
+def test_labels_of_a_form_are_short_and_printable() -> None:
+    hostile = "\u202e\x1b\n" + "x" * 10_000
+    prompt = {"type": "string", "title": hostile, "description": hostile, "default": hostile}
+    schema = {"properties": {"prompt": prompt, "style": {"enum": [hostile]}}}
+    text, choice = fields_of(schema, None)
+    labels = (text.title, text.hint, choice.choices[1][1])
+    assert [len(each) for each in labels] == [TITLE_CHARS_MAX, HINT_CHARS_MAX, TITLE_CHARS_MAX]
+    assert all(each.isprintable() for each in labels)
+    [curl, _, script] = create_samples("https://holdfast.example", {"input": {"prompt": hostile}})
+    assert all("\u202e" not in each.text and "\\u202e" in each.text for each in (curl, script))
 
 
 @settings(max_examples=60)
