@@ -26,6 +26,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import new_otp_id
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.rows import SessionRevokedRow
+from holdfast_console.account.overview import HELD_MOST
 from holdfast_console.account.sign_in import ACCOUNT_COOKIE, EVENTS, SIGN_IN, SIGNED_IN_AGAIN
 from holdfast_console.account.site import NAVIGATION, SITE
 from holdfast_console.forms import MESSAGE_COOKIE
@@ -357,8 +358,17 @@ async def test_the_overview_has_what_the_api_says(api: Api, owner: AccountReader
         assert words in page.text, words
     assert page.text.index("task_21111") < page.text.index("task_31111")
     assert "task_41111" not in page.text
+    assert "are shown" not in page.text
     totals = (await owner.stage.call("GET", "/v2/control/account", credential=TOKEN)).json()
     assert totals["available_balance"] in page.text
+
+
+async def test_the_overview_of_many_tasks_is_as_small(api: Api, owner: AccountReader) -> None:
+    for number in range(HELD_MOST + 2):
+        await api.add_task(api.task(f"task_{number:032x}", status="processing", wake_at=None))
+    page = await owner.read("/account")
+    assert page.text.count("processing") == HELD_MOST
+    assert f"At most the newest {HELD_MOST} of each status are shown." in page.text
 
 
 async def test_what_a_first_call_lacks_is_shown_until_there_is_one(api: Api) -> None:

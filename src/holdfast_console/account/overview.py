@@ -26,6 +26,8 @@ SOON: Final = timedelta(days=30)
 """What expires within this time is announced."""
 MOST: Final = "100"
 """How many entries of a list are looked at."""
+HELD_MOST: Final = 10
+"""How many tasks of each status are shown: an open page is read again after each change."""
 UNFINISHED: Final = ("processing", "queued", "review")
 
 view = ViewTable(Auth.SESSION)
@@ -68,6 +70,7 @@ async def overview(visit: Visit) -> ViewResult:
         "spending": await _spending(visit),
         "expiring": lots if isinstance(lots, Refusal) else _expiring(lots.data, visit.call.deps.now()),
         "held": await _held_tasks(visit, account),
+        "held_most": HELD_MOST,
     }
     return Html("overview.html", values, is_live=True)
 
@@ -113,18 +116,19 @@ def _expiring(lots: Sequence[CreditLotBody], now: datetime) -> Expiring | None:
 
 
 async def _held_tasks(visit: Visit, account: AccountBody | Refusal) -> Refusal | list[HeldTask]:
-    """Return the unfinished tasks, oldest first, so that a new one moves none of the others."""
+    """Return the newest unfinished tasks, oldest first, so that a new one moves none of a few others."""
     if isinstance(account, Refusal):
         return account
     if not Decimal(account.held_total):
         return []
     tasks: list[UsageBody] = []
     for status in UNFINISHED:
-        found = await visit.read(list_usage, UsageList, query={"status": status, "limit": MOST})
+        found = await visit.read(list_usage, UsageList, query={"status": status, "limit": str(HELD_MOST)})
         if isinstance(found, Refusal):
             return found
         tasks += found.data
-    holds = await visit.read(read_statement, Statement, query={"kind": "hold", "limit": MOST})
+    newest = {"kind": "hold", "limit": str(HELD_MOST * len(UNFINISHED))}
+    holds = await visit.read(read_statement, Statement, query=newest)
     held = {} if isinstance(holds, Refusal) else {each.reference: each.amount for each in holds.data}
     tasks.sort(key=lambda task: (task.ts, task.request_id))
     return [HeldTask(task, held.get(task.request_id)) for task in tasks]
