@@ -5,19 +5,20 @@ A page that is added is found; one at a path with parameters needs an example of
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 from tests.clients import IMAGE
 
 from holdfast.http.kit.calls import Auth
 from holdfast_console.account.sign_in import EVENTS
 from holdfast_console.account.site import SITE
 
-from .account_pages import AccountPages, open_account_pages
+from .account_pages import AccountPages, bearer_of, open_account_pages
 from .page_browser import faults_on_screens
 from .service_process import Service
 from .test_buy_pages import buy, poll, save_card
@@ -32,6 +33,14 @@ BYTES_OF_A_PAGE = """() => performance.getEntries()
   .filter((each) => each.entryType === "navigation" || ["link", "script"].includes(each.initiatorType))
   .filter((each) => new URL(each.name).origin === location.origin)
   .reduce((sum, each) => sum + each.decodedBodySize, 0)"""
+
+FORMS_OF_A_PAGE = """() => [...document.querySelectorAll("form[method=post]")].map((form) => ({
+  action: new URL(form.action).pathname, fields: Object.fromEntries(
+    [...new FormData(form)].filter(([, value]) => typeof value === "string"))}))"""
+FORMS_LEAST = 20
+ID = re.compile(r"/[a-z]+_[0-9a-f]{16,}")
+OWNED = ("account", "alerts", "api-keys", "files", "key-groups", "limits", "payments", "tasks", "webhooks")
+"""What the owner's API lists of an account."""
 
 
 @pytest.fixture
@@ -115,3 +124,49 @@ def test_every_page_is_readable_fits_and_is_small(pages: AccountPages) -> None:
         open_folds(page)
         found[f"{address}, open"] = faults_on_screens(page)
     assert {address: faults for address, faults in found.items() if faults} == {}
+
+
+@pytest.mark.slow
+def test_no_form_of_an_owner_works_for_others_or_afterwards(pages: AccountPages) -> None:
+    page = pages.owner()
+    addresses = furnish(pages, page)
+    forms: dict[str, dict[str, Any]] = {}
+    for address in addresses:
+        page.goto(address)
+        forms |= {each["action"]: each["fields"] for each in page.evaluate(FORMS_OF_A_PAGE)}
+    sign_out = forms.pop("/account/sign-out")
+    assert len(forms) >= FORMS_LEAST, sorted(forms)
+    owner, other = page.context, pages.owner().context
+
+    def replay(context: BrowserContext, fields: Mapping[str, str]) -> dict[str, tuple[int, str]]:
+        """Send each form with these fields instead, and return how it is answered and where that leads."""
+        found = {}
+        for action, own in forms.items():
+            headers = {"Origin": pages.url, "Sec-Fetch-Site": "same-origin", "Accept": "text/html"}
+            sent = context.request.post(action, form={**own, **fields}, headers=headers, max_redirects=0)
+            found[action] = (sent.status, sent.headers.get("location", ""))
+        return found
+
+    def owned() -> list[str]:
+        """Return all that the account has, without its links: each answer signs them again, until a later time."""
+        found = [json.dumps(pages.api(page, "GET", f"/v2/control/{name}"), indent=1) for name in OWNED]
+        return [re.sub(r'"https?://[^"]+"|"expires_at": .*', "", each) for each in found]
+
+    before = owned()
+    # It is shown again as refused, on a page that the other account may not have.
+    assert {status for status, _ in replay(other, {}).values()} == {403, 404}
+    # With a token of its own, another account names what is the owner's, in addresses and in fields.
+    others = other.new_page()
+    others.goto("/account/settings")
+    token = others.locator("input[name=csrf_token]").first.input_value()
+    answers = replay(other, {"csrf_token": token})
+    assert {action: found[0] for action, found in answers.items() if ID.search(action)} == dict.fromkeys(
+        filter(ID.search, forms), 404
+    )
+    assert owned() == before
+    kept = bearer_of(page)["Authorization"].removeprefix("Bearer ")
+    assert owner.request.post("/account/sign-out", form=sign_out, headers={"Origin": pages.url}).ok
+    owner.add_cookies([{"name": "holdfast_account", "value": kept, "url": pages.url}])
+    for answers in (replay(owner, {}), replay(pages.page().context, {})):
+        assert {status for status, _ in answers.values()} <= {303, 401}
+        assert {place.partition("?")[0] for _, place in answers.values()} <= {"", SITE.sign_in_path}
