@@ -80,12 +80,9 @@ def test_production_accepts_the_settings_of_each_member_without_a_warning(
     assert (settings.ops_port, settings.processes) == (9000, 1)
 
 
-@pytest.mark.parametrize("service", ["migrate", "places"])
-def test_what_runs_beside_the_members_has_the_database_alone(
-    compose: dict[str, Any], folder: Path, service: str
-) -> None:
-    assert load_locations(settings_of(compose, service, folder)).database_url is not None
-    assert compose["services"][service]["secrets"] == ["database_url"]
+def test_the_map_of_places_is_kept_with_the_database_alone(compose: dict[str, Any], folder: Path) -> None:
+    assert load_locations(settings_of(compose, "places", folder)).database_url is not None
+    assert compose["services"]["places"]["secrets"] == ["database_url"]
 
 
 def test_every_variable_of_the_example_has_a_use() -> None:
@@ -155,24 +152,18 @@ def test_the_services_start_after_what_they_need(compose: dict[str, Any]) -> Non
         for name, service in compose["services"].items()
         if "depends_on" in service
     }
-    migrated = {"migrate": "completed_successfully"}
     assert needed == {
-        "migrate": {"postgres": "healthy"},
-        "holdfast-1": migrated,
-        "holdfast-2": migrated,
-        "places": migrated,
-        "haproxy": {"places": "healthy", "holdfast-1": "started", "holdfast-2": "started"},
+        **{name: {"postgres": "healthy"} for name in (*MEMBERS, "places")},
+        "haproxy": {"places": "healthy"},
         "grafana": {"prometheus": "started"},
     }
     waited_for = {other for each in needed.values() for other, condition in each.items() if condition == "healthy"}
     assert all("healthcheck" in compose["services"][name] for name in (*waited_for, *MEMBERS, "haproxy", "studio"))
-    restarts = {name: service["restart"] for name, service in compose["services"].items()}
-    assert restarts.pop("migrate") == "on-failure"
-    assert set(restarts.values()) == {"unless-stopped"}
+    assert {service["restart"] for service in compose["services"].values()} == {"unless-stopped"}
 
 
 def test_containers_of_the_service_have_no_privilege(compose: dict[str, Any]) -> None:
-    for name in ("migrate", *MEMBERS, "places", "studio"):
+    for name in (*MEMBERS, "places", "studio"):
         service = compose["services"][name]
         assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
         assert service["security_opt"] == ["no-new-privileges=true"]

@@ -28,6 +28,7 @@ import pytest
 import typer
 from sqlalchemy import Engine, text
 from tests.certificates import Authority
+from tests.fresh_databases import drop_tables
 from tests.haproxy_process import BIND, CONTROL, MAP, SERVERS, Proxy, configured, haproxy
 from tests.threaded_server import serving
 from tests.tools import path_of
@@ -52,6 +53,8 @@ from holdfast.http.kit.errors import ERROR_TABLE
 from holdfast.ledger.ids import PLACES, new_id, new_id_of_account, place_of
 from holdfast.persistence.claims.processes import LEASE_S, Membership, MemberState, Process, renew_lease
 from holdfast.persistence.server.connections import make_engine
+from holdfast.persistence.server.migrate import migrate
+from holdfast.persistence.server.revisions import installed_revisions
 from holdfast.persistence.server.service_clock import ServiceClock
 from holdfast.providers.media.provider_check import CALLBACK_LATE_S
 from holdfast.settings.env_file import parse_env_file
@@ -449,6 +452,31 @@ def test_the_map_follows_the_members(rows: Engine, database_url: str, monkeypatc
         follow_members(database_url, publish, every_s=1, report=reported.append)
     assert [len(servers) for servers in published] == [0, 1, 2, 3]
     assert reported == ["HAProxy does not answer"]
+
+
+def test_the_map_waits_until_the_database_has_been_migrated(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that starts with the members, none of which has made the tables yet."""
+
+    class Stop(Exception):
+        pass
+
+    published: list[str] = []
+    reported: list[str] = []
+
+    def sleep(_: float) -> None:
+        if published:
+            raise Stop
+        migrate(database_url)
+
+    drop_tables(database_url)
+    monkeypatch.setattr(place_map_module, "time", SimpleNamespace(sleep=sleep))
+    with pytest.raises(Stop):
+        follow_members(database_url, published.append, every_s=1, report=reported.append)
+    assert published == [""]
+    [line] = reported
+    assert line == f"The database lacks {', '.join(installed_revisions())}, which the start of a member adds."
 
 
 def test_an_unreachable_database_is_reported_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 podman pulls nothing here, so the images of PostgreSQL, HAProxy and Prometheus are made from Debian's packages, as
 one. Grafana is not in Debian, and is not started. podman may be older than 4.6, which waits for no health check:
-services are started one after the other, each when the conditions of its ``depends_on`` are met.
+then all services start at once, and each waits for what it needs, or is restarted.
 """
 
 from __future__ import annotations
@@ -62,6 +62,11 @@ exec setpriv --reuid postgres --regid postgres --init-groups "$@"
 SERVERS: Final = f"localhost/holdfast-tests-servers-{zlib.crc32(ENTRYPOINT.encode()):08x}:trixie"
 
 
+[COMMAND] = re.findall(
+    r"^docker compose -f deploy/compose.yaml (.+)$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE
+)
+
+
 def network_of(port: int) -> str:
     """Return the beginning of the addresses of a network for a port: 10.128 to 10.255, podman's own being 10.88."""
     return f"10.{128 | port >> 8}.{port & 255}"
@@ -84,8 +89,6 @@ class Deployment:
         ports = {name: str(port) for name, port in self.ports.items()}
         self.environment = {**environment(), **ports, **images, "IMAGE": image, "NETWORK": self.network}
         self.config: dict[str, Any] = yaml.safe_load(self.compose("--profile=monitoring", "config"))
-        self.services: dict[str, Any] = self.config["services"]
-        self._started: set[str] = set()
 
     def compose(self, *words: str) -> str:
         """Run podman-compose."""
@@ -105,20 +108,6 @@ class Deployment:
     def container(self, service: str) -> Container:
         """The service's one container."""
         return Container(f"{self.project}_{service}_1")
-
-    def up(self, service: str) -> None:
-        """Start a service after those that it depends on, as their conditions say."""
-        if service in self._started:
-            return
-        self._started.add(service)
-        for other, wanted in self.services[service].get("depends_on", {}).items():
-            self.up(other)
-            match wanted["condition"]:
-                case "service_healthy":
-                    self.container(other).await_healthy()
-                case "service_completed_successfully":
-                    assert self.container(other).exit_code() == 0, podman("logs", self.container(other).name)
-        self.compose("--profile=monitoring", "up", "--detach", "--no-deps", "--no-build", service)
 
     def served_by(self, path: str) -> list[str]:
         """Return the servers of all requests for a path, by HAProxy's log."""
@@ -143,8 +132,8 @@ def deployment() -> Iterator[Deployment]:
     folder = new_folder()
     found = Deployment(folder, build_image("compose"))
     try:
-        for service in ("studio", "haproxy", "prometheus"):
-            found.up(service)
+        found.compose(*COMMAND.split())
+        found.compose("--profile=monitoring", "up", "--detach", "prometheus")
         for service in (*MEMBERS, "haproxy", "studio"):
             found.container(service).await_healthy()
         yield found

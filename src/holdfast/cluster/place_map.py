@@ -19,6 +19,7 @@ from holdfast.cluster.placement import owners_of_places
 from holdfast.ledger.ids import place_digits
 from holdfast.persistence.claims.processes import Member, read_ready_members
 from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.persistence.server.migrate import pending
 
 COMMAND_BYTES_MAX: Final = 8 * 1024
 """A command must fit into HAProxy's buffer (``tune.bufsize``, 16 KiB by default); half of it leaves a margin."""
@@ -58,10 +59,16 @@ def members_map(database_url: str) -> str:
 def follow_members(
     database_url: str, publish: Callable[[str], None], *, every_s: float, report: Callable[[str], None]
 ) -> NoReturn:
-    """Publish the map now and after each change. A failure is reported, and tried again; the old map goes on."""
-    published = None
+    """Publish the map once the database has been migrated, and after each change.
+
+    A failure is reported, and tried again; the old map goes on.
+    """
+    published, is_migrated = None, False
     while True:
         try:
+            if not is_migrated and (missing := pending(database_url)):
+                raise PlaceMapFault(f"The database lacks {', '.join(missing)}, which the start of a member adds.")
+            is_migrated = True
             content = members_map(database_url)
             if content != published:
                 publish(content)

@@ -554,8 +554,8 @@ def places_command(
                 publish(place_map.place_map({server: server for server in servers}))
                 return
             with database(load_locations(environment()), create=False) as url:
-                refuse_old_tables(url)
                 if every is None:
+                    refuse_old_tables(url)
                     publish(place_map.members_map(url))
                 else:
                     with until_interrupted():
