@@ -21,6 +21,7 @@ from .page_browser import SCREENS, VIEWER_RULES, WAIT_MS, Scheme, faults_of, new
 from .service_process import OPERATOR_TOKEN, Service, new_folder, running_service
 
 pytestmark = pytest.mark.slow
+CUT_LISTS = "lists => lists.filter((list) => list.scrollWidth > list.clientWidth).map((list) => list.innerText)"
 SCROLL_TO_THE_END = """async () => {
   const drawn = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
   for (let from = -1; scrollY > from; await drawn()) {
@@ -96,6 +97,9 @@ def test_the_page_fits_its_screen_and_follows_the_theme(
         contents.get_by_role("link", name=CANCEL).click()
         expect(page.get_by_role("heading", name=CANCEL)).to_be_in_viewport()
         assert page.evaluate("document.documentElement.scrollWidth") <= SCREENS[screen][0]
+        operations = page.locator("ul.endpoints")
+        expect(operations.first).to_be_attached()
+        assert operations.evaluate_all(CUT_LISTS) == []
         assert troubles == []
 
 
