@@ -71,7 +71,7 @@ async def rubbish_is_no_event(run: TaskRun) -> None:
         run.update_body("succeeded")[:-1],
         run.update_body("succeeded").decode().encode("utf-16"),
         b"[" * 100_000,
-        odd(extra=b"[" * 50_000 + b"]" * 50_000),
+        odd(usage=b"[" * 50_000 + b"]" * 50_000),
         odd(percent=b"NaN"),
         odd(usage=b'{"units": %b}' % (b"1" + b"0" * 30)),
         run.update_body("exploded"),
