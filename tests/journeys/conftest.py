@@ -30,9 +30,9 @@ NewService: TypeAlias = Callable[..., Service]
 NewCustomer: TypeAlias = Callable[..., Awaitable[Customer]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_service() -> Iterator[Service]:
-    """A running service shared by a module's tests; no test may break it."""
+    """A running service shared by the tests of a worker; no test may break it."""
     with running_service(new_folder()) as service:
         yield service
 
@@ -70,9 +70,9 @@ def provider() -> Iterator[QuietProvider]:
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def quiet_service(provider: QuietProvider) -> Iterator[Service]:
-    """A running service whose only provider is the quiet one, shared by a module's tests."""
+    """A running service whose only provider is the quiet one, shared by the tests of a worker."""
     folder = new_folder()
     with running_service(folder, CATALOG=str(provider.write_catalog(folder))) as service:
         yield service
@@ -85,7 +85,7 @@ def scripted() -> Iterator[ScriptedProvider]:
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def scripted_service(scripted: ScriptedProvider) -> Iterator[Service]:
     """A running service whose providers are the scripted ones; no test may break it."""
     folder = new_folder()

@@ -26,6 +26,7 @@ def test_the_table_is_that_of_the_tests() -> None:
     assert shown[1] == client_table()
 
 
+@pytest.mark.slow
 @needs(CLIENTS_NODE)
 @pytest.mark.parametrize("program", PROGRAMS)
 async def test_its_programs_in_javascript_run(
@@ -39,6 +40,7 @@ async def test_its_programs_in_javascript_run(
     assert {task["status"] for task in (await customer.tasks()).values()} == {"succeeded"}
 
 
+@pytest.mark.slow
 @needs(CLIENTS_NODE)
 async def test_its_program_for_replicate_in_python_runs(shared_service: Service, new_customer: NewCustomer) -> None:
     [program] = re.findall(

@@ -18,7 +18,7 @@ from .openai_programs import PROGRAMS, STARTS
 from .quiet_provider import QuietProvider
 from .service_process import Service, new_folder, running_service
 
-pytestmark = needs(CLIENTS_NODE)
+pytestmark = [needs(CLIENTS_NODE), pytest.mark.slow]
 
 FILES = {
     "image": b"\x89PNG",
@@ -64,7 +64,6 @@ async def contents(customer: Customer, made: list[str]) -> list[bytes]:
 
 @pytest.mark.parametrize("feature", FILES)
 @pytest.mark.parametrize("client", PROGRAMS)
-@pytest.mark.slow
 async def test_makes_each_kind_of_result(
     shared_service: Service, new_customer: NewCustomer, client: str, feature: str
 ) -> None:
@@ -88,7 +87,6 @@ async def test_makes_each_kind_of_result(
 
 
 @having("wait")
-@pytest.mark.slow
 async def test_waits(shared_service: Service, new_customer: NewCustomer, client: str) -> None:
     customer = await new_customer(shared_service, credit="5.00")
     assert await run(client, "wait", shared_service, customer.key) == 1
@@ -132,7 +130,6 @@ async def test_finds_models(shared_service: Service, new_customer: NewCustomer, 
 
 
 @having("errors")
-@pytest.mark.slow
 async def test_reads_errors(
     quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer, client: str
 ) -> None:
@@ -164,7 +161,6 @@ async def test_reads_errors(
 
 
 @having("errors")
-@pytest.mark.slow
 async def test_reads_the_refusal_of_a_limit(
     provider: QuietProvider, new_customer: NewCustomer, client: str
 ) -> None:

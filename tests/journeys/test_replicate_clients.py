@@ -20,7 +20,7 @@ from .receiver import receiver
 from .replicate_programs import PROGRAMS, STARTS
 from .service_process import Service, new_folder, running_service
 
-pytestmark = needs(CLIENTS_NODE)
+pytestmark = [needs(CLIENTS_NODE), pytest.mark.slow]
 
 CLIENTS = list(PROGRAMS)
 SCOPES = ["tasks:read", "tasks:write", "account:read"]
@@ -60,7 +60,6 @@ async def key_of(customer: Customer) -> str:
 
 @pytest.mark.parametrize("feature", TYPES)
 @pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.slow
 async def test_makes_each_kind_of_result(
     shared_service: Service, new_customer: NewCustomer, client: str, feature: str
 ) -> None:
@@ -131,7 +130,6 @@ async def test_follows(shared_service: Service, new_customer: NewCustomer, clien
 
 
 @having("webhook")
-@pytest.mark.slow
 async def test_receives_webhooks(shared_service: Service, new_customer: NewCustomer, client: str) -> None:
     customer = await new_customer(shared_service, credit="5.00")
     key = await key_of(customer)
