@@ -44,7 +44,8 @@ PATHS = [
 PLACES = {"HOLDFAST_CONNECTIONS_MAX": "4096", "HOLDFAST_CONNECTIONS_PER_PEER_MAX": "4096"}
 TOGETHER_S = 1.0
 TOGETHER_MAX_S = 16.0
-"""How long the script waits with what was changed, as in ``static/pages.js``."""
+TOGETHER_GROWTH = 4
+"""How long the script waits with what was changed, and how that grows, as in ``static/pages.js``."""
 
 
 def cookie(token: str) -> dict[str, str]:
@@ -119,7 +120,7 @@ class OverviewPage:
         self._changed_at = now
         if self._due_at == float("inf"):
             self._due_at = now + self._pause_s
-            self._pause_s = min(self._pause_s * 2, TOGETHER_MAX_S)
+            self._pause_s = min(self._pause_s * TOGETHER_GROWTH, TOGETHER_MAX_S)
 
     def refresh(self, now: float) -> None:
         """Ask for the page if that is due."""

@@ -62,14 +62,15 @@ async def overview(visit: Visit) -> ViewResult:
     """The state of the account; parts that are not available say so."""
     account = await visit.read(read_account, AccountBody)
     lots = await visit.read(list_credit_lots, CreditLotList, query={"status": "open", "limit": MOST})
+    held = await _held_tasks(visit, account)
     values = {
         "account": account,
         "first_call": await visit.read(read_first_call, FirstCall),
         "stays": "first-call" in visit.call.request.headers.get("X-Refresh", ""),
-        "newest": await visit.read(list_usage, UsageList, query={"limit": "1"}),
+        "has_task": await _has_task(visit, held),
         "spending": await _spending(visit),
         "expiring": lots if isinstance(lots, Refusal) else _expiring(lots.data, visit.call.deps.now()),
-        "held": await _held_tasks(visit, account),
+        "held": held,
         "held_most": HELD_MOST,
     }
     return Html("overview.html", values, is_live=True)
@@ -113,6 +114,14 @@ def _expiring(lots: Sequence[CreditLotBody], now: datetime) -> Expiring | None:
     return Expiring(
         str(sum(Decimal(remaining) for _, remaining in soon)), min(expires_at for expires_at, _ in soon)
     )
+
+
+async def _has_task(visit: Visit, held: Refusal | list[HeldTask]) -> bool | None:
+    """Return whether there is any task; None if that is not available."""
+    if not isinstance(held, Refusal) and held:
+        return True
+    newest = await visit.read(list_usage, UsageList, query={"limit": "1"})
+    return None if isinstance(newest, Refusal) else bool(newest.data)
 
 
 async def _held_tasks(visit: Visit, account: AccountBody | Refusal) -> Refusal | list[HeldTask]:

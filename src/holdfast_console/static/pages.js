@@ -154,6 +154,7 @@ const refresh = async () => {
 const EVENT_NAMES = ["task", "order", "account"];
 const TOGETHER_MS = 1000;
 const TOGETHER_MAX_MS = 16_000;
+const TOGETHER_GROWTH = 4;
 const QUIET_MS = 2000;
 
 let due = null;
@@ -173,7 +174,7 @@ const showChange = (event) => {
   if (isOwn) due = clearTimeout(due);
   if (due) return;
   refreshSoon(togetherMs);
-  togetherMs = Math.min(togetherMs * 2, TOGETHER_MAX_MS);
+  togetherMs = Math.min(togetherMs * TOGETHER_GROWTH, TOGETHER_MAX_MS);
 };
 
 const followAccount = (path, pauseS) => {
