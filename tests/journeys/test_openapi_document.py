@@ -241,7 +241,9 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         "limit_creates": Good({"per_s": 1000, "for_s": 1, **WHY}),
         "end_override": Good({"kind": "provider_slots", "subject": "studio", **WHY}),
         "raise_log_level": Good({"subject": "/v2/task/create", **WHY}),
-        "act_on_all": Good({"act": "retry_webhook", "filter": "status=given_up", **WHY}),
+        "act_on_all": Good(
+            {"act": "retry_webhook", "filter": "status=given_up", **WHY}, headers={"Idempotency-Key": "all"}
+        ),
         "read_bulk_matches": Good(query={"act": "retry_webhook"}),
         "list_actors": Good(query={"group": "accounts"}),
         "create_api_key": Good({}),
