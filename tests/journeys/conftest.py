@@ -1,6 +1,7 @@
-"""The whole service over real HTTP on a real database: shared by a module's tests, or started by one test.
+"""The whole service over real HTTP on a real database: shared by tests, or started by one test.
 
-None runs longer than its module: an idle service takes three hundredths of a core, beside all later tests.
+What most modules use runs until their worker ends, since a start computes for seconds, and an idle service takes
+less than a hundredth of a core. The rest ends with its module.
 """
 
 from __future__ import annotations
