@@ -46,6 +46,7 @@ _PAIRS: Final = tuple(high + low for high in _BASE62 for low in _BASE62)
 _AUTHORIZATION = re.compile(r"bearer +([A-Za-z0-9._~+/-]{1,256}=*)", re.ASCII | re.IGNORECASE)
 _OPERATOR_AUTHORIZATION = re.compile(r"bearer +([\x21-\x7e]{1,1024})", re.ASCII | re.IGNORECASE)
 _SESSION_TOKEN = re.compile(r"hst_[A-Za-z0-9_-]{43}", re.ASCII)
+_PLACE = re.compile(rf"[0-9a-f]{{{PLACE_DIGITS}}}", re.ASCII)
 _API_KEY = re.compile(r"hk_(?:live|test)_[0-9A-Za-z]{38}", re.ASCII)
 
 
@@ -105,6 +106,19 @@ def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> 
     if kind == "api_key" and is_api_key(token):
         return Bearer("api_key", digest(token))
     return INVALID_SESSION if kind == "session" else INVALID_API_KEY
+
+
+def place_sent(authorization: Sequence[str]) -> int | None:
+    """Return the place that the request's credential carries; None without one that carries any."""
+    match = _AUTHORIZATION.fullmatch(authorization[0]) if len(authorization) == 1 else None
+    token = "" if match is None else match[1]
+    if _SESSION_TOKEN.fullmatch(token):
+        digits = token[4 : 4 + PLACE_DIGITS]
+    elif is_api_key(token):
+        digits = token[-_CHECKSUM_CHARS - PLACE_DIGITS : -_CHECKSUM_CHARS]
+    else:
+        return None
+    return int(digits, 16) if _PLACE.fullmatch(digits) else None
 
 
 def key_prefix_sent(authorization: Sequence[str]) -> str | None:

@@ -35,7 +35,7 @@ from holdfast.http.schemas.payments import (
     render_order,
 )
 from holdfast.ledger.api_keys import ORDERS_WRITE
-from holdfast.ledger.ids import is_id
+from holdfast.ledger.ids import is_id, place_carried_by
 from holdfast.ledger.money import MICRO, format_amount
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.top_ups import AutoTopUp, SavedCard
@@ -228,6 +228,11 @@ async def _receive_event(call: Call) -> Outcome:
         return EventIgnored(event.event_id)
     order = await deps.database.read(partial(order_of_event, provider=PROVIDER, event=event))
     if order is None:
+        if event.order_id is not None:
+            missing = order_not_found(event.order_id)
+            away = await call.refuse_missing(missing, place_carried_by(event.order_id))
+            if away is not missing:
+                return away
         await deps.payments.unmatched_events.store(event.event_id, event.type, "unmatched", stored_body)
         return EventIgnored(event.event_id) if event.order_id is None else order_not_found(event.order_id)
     command = ReceivePaymentEvent(order_id=order.order_id, event=event, body=stored_body)
