@@ -19,7 +19,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
@@ -65,6 +65,8 @@ class Bearer:
 
     kind: CredentialKind
     sha256: bytes
+    place: int | None = field(default=None, compare=False)
+    """The place that it carries; None if it carries none."""
 
 
 def mint_api_key(account_id: str, *, live: bool) -> MintedKey:
@@ -102,22 +104,13 @@ def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> 
     if wanted is not None and kind != wanted:
         return NEEDS_SESSION if wanted == "session" else NEEDS_API_KEY
     if kind == "session" and _SESSION_TOKEN.fullmatch(token):
-        return Bearer("session", digest(token))
+        return Bearer("session", digest(token), _place(token[4 : 4 + PLACE_DIGITS]))
     if kind == "api_key" and is_api_key(token):
-        return Bearer("api_key", digest(token))
+        return Bearer("api_key", digest(token), _place(token[-_CHECKSUM_CHARS - PLACE_DIGITS : -_CHECKSUM_CHARS]))
     return INVALID_SESSION if kind == "session" else INVALID_API_KEY
 
 
-def place_sent(authorization: Sequence[str]) -> int | None:
-    """Return the place that the request's credential carries; None without one that carries any."""
-    match = _AUTHORIZATION.fullmatch(authorization[0]) if len(authorization) == 1 else None
-    token = "" if match is None else match[1]
-    if _SESSION_TOKEN.fullmatch(token):
-        digits = token[4 : 4 + PLACE_DIGITS]
-    elif is_api_key(token):
-        digits = token[-_CHECKSUM_CHARS - PLACE_DIGITS : -_CHECKSUM_CHARS]
-    else:
-        return None
+def _place(digits: str) -> int | None:
     return int(digits, 16) if _PLACE.fullmatch(digits) else None
 
 
