@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import socketserver
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from tests.threaded_server import serving
 
 from .account_pages import AccountPages, open_account_pages
 from .conftest import NewService
@@ -79,15 +79,10 @@ def hostile_receiver() -> Iterator[str]:
             except ConnectionError:
                 return  # who has read enough of it has closed
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    with serving(server) as url:
+        yield url
 
 
 def look(page: Page, address: str) -> list[str] | dict[str, list[str]]:
