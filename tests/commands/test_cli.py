@@ -154,6 +154,7 @@ def test_commands_take_their_settings_from_a_file(env_file: Path) -> None:
     assert not (env_file.parent / "ran").exists()
 
 
+@pytest.mark.slow
 def test_variables_take_precedence_over_a_file_and_the_last_file_counts(env_file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.env"
     other.write_text("HOLDFAST_DATABASE_URL=postgresql://postgres@127.0.0.1:2/b\n")
@@ -165,6 +166,7 @@ def test_variables_take_precedence_over_a_file_and_the_last_file_counts(env_file
     assert "port 3 failed" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_file_of_settings_that_cannot_be_used_is_one_line(env_file: Path) -> None:
     env_file.write_text("HOLDFAST_PORT=1\nHOLDFAST_OPERATOR_TOKEN='a-secret\n")
     done = run_alone("audit", "--env-file", str(env_file))
@@ -257,6 +259,7 @@ def test_demo_exits_with_its_code(monkeypatch: pytest.MonkeyPatch, returned: int
     assert run("demo").exit_code == code
 
 
+@pytest.mark.slow
 def test_migrate_and_audit_start_the_embedded_database_themselves(data_dir: Path) -> None:
     first = run("migrate")
     assert first.exit_code == 0

@@ -20,6 +20,7 @@ import sqlalchemy
 import trio
 from tests.clients import refused
 from tests.made_statements import REASONS, START, findings, made_history
+from tests.persistence.tampered_rows import tamper
 
 from holdfast.ledger.api_keys import ACCOUNT_READ, TASKS_READ
 from holdfast.ledger.clock import format_time
@@ -227,15 +228,7 @@ async def test_all_values_of_a_key_are_those_of_the_standard(api: Api) -> None:
 @pytest.mark.parametrize("number", [100, 300])
 async def test_rows_that_do_not_follow_are_not_signed(api: Api, change: str, number: int) -> None:
     await add_history(api, made_history(400, account_id=api.account_id))
-
-    def tamper(rows: sqlalchemy.Connection) -> None:
-        rows.execute(sqlalchemy.text("set session_replication_role = replica"))
-        rows.execute(sqlalchemy.text("alter table operations disable trigger all"))
-        rows.execute(sqlalchemy.text("alter table postings disable trigger all"))
-        rows.execute(sqlalchemy.text(change.format(number)))
-        rows.execute(sqlalchemy.text("set session_replication_role = default"))
-
-    await api.database.work(tamper)
+    tamper(api.database.url, change.format(number))
     async with api.serving() as base, httpx2.AsyncClient(base_url=base) as client:
         credential = {"Authorization": f"Bearer {api.session}"}
         if number < 250 or "credit_lots" in change:

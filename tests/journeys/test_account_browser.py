@@ -96,6 +96,7 @@ def test_a_form_outlives_its_session(pages: AccountPages) -> None:
     assert pages.api(page, "GET", "/v2/control/alerts")["balance_below"] == "7.50"
 
 
+@pytest.mark.slow
 def test_everything_works_without_scripts_and_by_the_keyboard(pages: AccountPages) -> None:
     page = pages.page(has_script=False)
     page.goto("/account/settings")

@@ -147,6 +147,7 @@ async def test_events_for_a_deleted_webhook_are_given_up_and_hold_up_no_others(
     assert service.audit() == []
 
 
+@pytest.mark.slow
 async def test_the_number_of_webhooks_is_a_setting(new_service: NewService, new_customer: NewCustomer) -> None:
     service = new_service(WEBHOOKS_MAX="2")
     await trio.to_thread.run_sync(service.start)

@@ -155,6 +155,7 @@ def test_a_change_before_the_first_event_is_shown(shop: Shop, first_status: int)
     expect(outcome).to_contain_text("the card has insufficient funds. Nothing was charged.")
 
 
+@pytest.mark.slow
 def test_a_refused_form_stays_when_its_page_is_refreshed(shop: Shop) -> None:
     account = shop.account()
     page = shop.open(account=account)

@@ -68,6 +68,7 @@ async def test_emulator_webhooks_credit_orders_also_after_a_restart(
         assert service.faults() == []
 
 
+@pytest.mark.slow
 async def test_reconcile_credits_orders_whose_webhooks_were_lost(
     card_provider: CardProviderProcess, new_service: NewService, new_customer: NewCustomer
 ) -> None:

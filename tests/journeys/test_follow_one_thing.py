@@ -117,6 +117,7 @@ async def follow(http: httpx2.AsyncClient, sought: str, ids: dict[str, str]) -> 
     return found if all(ids[name] in text for name in ("task 0", "task 1", "a refused request")) else None
 
 
+@pytest.mark.slow
 async def test_the_command_prints_goes_on_and_names_a_process_that_is_gone(
     ada: Payer, services: list[Service]
 ) -> None:

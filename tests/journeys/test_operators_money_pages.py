@@ -125,11 +125,8 @@ def test_held_payments_are_given_credit_or_none(
     order_with(pages, ended, status="canceled")
 
 
-@pytest.mark.parametrize(
-    "has_script",
-    [pytest.param(True, marks=pytest.mark.slow), False],
-    ids=["with scripts", "without scripts"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("has_script", [True, False], ids=["with scripts", "without scripts"])
 def test_an_order_not_compared_yet_is_compared_from_the_list(
     pages: Pages, card_provider: CardProviderProcess, has_script: bool
 ) -> None:

@@ -163,6 +163,7 @@ def test_a_probe_goes_on_after_a_model_that_fails(setup: Setup) -> None:
     assert (named.returncode, len(named.stdout.splitlines())) == (0, 1), named.stdout
 
 
+@pytest.mark.slow
 def test_a_probe_of_an_unknown_model_runs_none(setup: Setup) -> None:
     done = command(setup.service, "catalog", "probe", "probed/good", "probed/none")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "Not in the catalog: probed/none\n")
@@ -202,6 +203,7 @@ def test_a_provider_that_is_gone_is_named(setup: Setup) -> None:
     assert "cannot be connected to" in done.stdout
 
 
+@pytest.mark.slow
 def test_what_the_service_refuses_is_one_line(setup: Setup) -> None:
     done = check(setup.service, "absent")
     assert (done.returncode, done.stdout) == (1, "")
@@ -210,6 +212,7 @@ def test_what_the_service_refuses_is_one_line(setup: Setup) -> None:
     assert (wrong.returncode, len(wrong.stderr.splitlines())) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_service_that_is_not_there_is_one_line(studio: Service) -> None:
     done = check(studio, "studio", "--url", "http://127.0.0.1:9")
     assert (done.returncode, done.stdout) == (1, "")

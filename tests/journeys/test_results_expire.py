@@ -126,6 +126,7 @@ async def check_retention(service: Service, is_stored: IsStored, ada: Customer) 
     assert service.audit() == []
 
 
+@pytest.mark.slow
 def test_a_bucket_that_refuses_access_prevents_the_start(bucket: BucketServer, new_service: NewService) -> None:
     location = msgspec.structs.replace(bucket.location, s3_secret_access_key="not-the-secret")
     wrong = replace(bucket, location=location)

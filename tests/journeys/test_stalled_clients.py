@@ -94,6 +94,7 @@ def test_unread_responses_and_bodies_hold_neither_memory_nor_the_stop(new_servic
     assert "Traceback" not in service.log_path.read_text()
 
 
+@pytest.mark.slow
 def test_a_second_signal_stops_at_once(new_service: NewService) -> None:
     service = new_service()
     service.start()

@@ -347,10 +347,19 @@ UNREADABLE: list[tuple[list[str], set[str]]] = [
 """Those after which a rule finds a value that it cannot read."""
 
 
+TAMPERED = ("operations", "postings", "checkpoints", "payment_events", "receipts")
+GUARDS = "select tgrelid::regclass, tgname from pg_trigger where tgenabled = 'A' and not tgisinternal"
+
+
 def tamper(url: str, *statements: str) -> None:
     """Change rows without the tables' triggers; each statement must change some, unless it drops an index."""
     with psycopg.connect(url) as connection:
+        guards = connection.execute(GUARDS).fetchall()
         tamper_within(connection, *statements)
+        for table in TAMPERED:
+            connection.execute(f"alter table {table} enable trigger all")
+        for table, trigger in guards:
+            connection.execute(f"alter table {table} enable always trigger {trigger}")
 
 
 def tamper_within(connection: psycopg.Connection[Any], *statements: str) -> None:
@@ -358,7 +367,7 @@ def tamper_within(connection: psycopg.Connection[Any], *statements: str) -> None
     for statement in statements:
         if statement.startswith("drop"):
             connection.execute(statement)
-    for table in ("operations", "postings", "payment_events", "receipts"):
+    for table in TAMPERED:
         connection.execute(f"alter table {table} disable trigger all")
     for statement in statements:
         if not statement.startswith("drop"):

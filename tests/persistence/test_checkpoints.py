@@ -14,9 +14,9 @@ from holdfast.persistence.records import tables
 from holdfast.persistence.server.connections import connected
 
 from .account_history import START, AccountHistory
+from .tampered_rows import tamper
 
 MATCHES = "each checkpoint matches the operation it names"
-JOURNAL = ("operations", "postings", "checkpoints")
 
 
 def audit(url: str, *, recent: bool = False, checkpoint: bool = False) -> tuple[set[str], int]:
@@ -41,17 +41,6 @@ def checkpoints(url: str) -> dict[str, list[int]]:
         for account_id, number in connection.execute("select account_id, number from checkpoints order by 1, 2"):
             found.setdefault(account_id, []).append(number)
     return found
-
-
-def tamper(url: str, *statements: str) -> None:
-    """Change rows without the journal's triggers."""
-    with psycopg.connect(url) as connection:
-        for table in JOURNAL:
-            connection.execute(f"alter table {table} disable trigger all".encode())
-        for statement in statements:
-            assert connection.execute(statement.encode()).rowcount > 0, statement
-        for table in JOURNAL:
-            connection.execute(f"alter table {table} enable always trigger {table}_are_immutable".encode())
 
 
 def test_each_account_gets_a_checkpoint_at_its_newest_operation(books_url: str) -> None:

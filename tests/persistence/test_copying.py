@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import errors, pq
+from tests.fresh_databases import FreshDatabases
 
 from holdfast.persistence.journal.writer import CHUNK_BYTES, copy_all
 
@@ -15,11 +16,22 @@ ONE = "copy one (id, body) from stdin"
 TWO = "copy two (id) from stdin"
 
 
-@pytest.fixture
-def connection(database_url: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(database_url) as connection:
+@pytest.fixture(scope="module")
+def database_url(fresh_databases: FreshDatabases) -> Iterator[str]:
+    """A database with the two tables; one that has tables of its own serves no other module."""
+    url = fresh_databases.take()
+    with psycopg.connect(url) as connection:
         connection.execute("create table one (id int primary key, body text)")
         connection.execute("create table two (id int primary key)")
+    yield url
+    fresh_databases.drop(url)
+
+
+@pytest.fixture
+def connection(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection, to which both tables are empty."""
+    with psycopg.connect(database_url) as connection:
+        connection.execute("truncate one, two")
         connection.commit()
         yield connection
 

@@ -119,6 +119,7 @@ def test_the_server_is_durable_private_and_unprivileged(server: EmbeddedPostgres
     assert pgdata.stat().st_uid != 0
 
 
+@pytest.mark.slow
 def test_one_process_at_a_time_owns_the_data_folder(server: EmbeddedPostgres) -> None:
     other = EmbeddedPostgres(server.data_dir)
     with pytest.raises(DataFolderInUse) as caught:
@@ -186,6 +187,7 @@ def test_a_server_that_crashed_recovers_at_the_next_start(server: EmbeddedPostgr
     assert server.pid not in (None, pid)
 
 
+@pytest.mark.slow
 def test_a_pid_file_of_another_process_is_deleted(data_dir: Path) -> None:
     with temporary_embedded(data_dir):
         pass
@@ -197,6 +199,7 @@ def test_a_pid_file_of_another_process_is_deleted(data_dir: Path) -> None:
         other.kill()
 
 
+@pytest.mark.slow
 def test_a_socket_lock_of_another_process_is_deleted(data_dir: Path) -> None:
     server = EmbeddedPostgres(data_dir)
     server.start()
@@ -214,6 +217,7 @@ def test_a_socket_lock_of_another_process_is_deleted(data_dir: Path) -> None:
             server.release()
 
 
+@pytest.mark.slow
 def test_an_incomplete_cluster_is_created_again(data_dir: Path) -> None:
     making = data_dir / "postgres.making"
     making.mkdir(parents=True)
@@ -239,6 +243,7 @@ def test_files_that_are_gone_are_not_replaced_by_an_empty_cluster(data_dir: Path
         server.release()
 
 
+@pytest.mark.slow
 def test_a_path_too_long_for_a_socket_gets_a_short_private_one(data_dir: Path) -> None:
     deep = data_dir / ("d" * 60) / ("e" * 60)
     server = EmbeddedPostgres(deep)
@@ -256,6 +261,7 @@ def test_a_path_too_long_for_a_socket_gets_a_short_private_one(data_dir: Path) -
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_a_socket_folder_of_another_user_is_refused(data_dir: Path) -> None:
     deep = data_dir / ("d" * 60) / ("e" * 60)
     planted = socket_folder(deep / "postgres")
@@ -269,6 +275,7 @@ def test_a_socket_folder_of_another_user_is_refused(data_dir: Path) -> None:
         server.release()
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_start_names_its_log(data_dir: Path) -> None:
     server = EmbeddedPostgres(data_dir, settings={"max_connections": "nonsense"})
     with pytest.raises(EmbeddedFault, match=r"postgres\.log"):
@@ -295,6 +302,7 @@ def test_a_cluster_without_a_version_is_refused(data_dir: Path) -> None:
     server.release()
 
 
+@pytest.mark.slow
 def test_a_file_in_the_place_of_the_cluster_is_refused(data_dir: Path) -> None:
     data_dir.mkdir()
     (data_dir / "postgres").write_text("in the way")

@@ -184,6 +184,7 @@ def test_a_service_of_an_ordinary_user_has_a_folder_of_its_own(above: Path) -> N
 
 
 @as_root
+@pytest.mark.slow
 def test_root_opens_no_folder_above_the_data_folder(above: Path, system_folder: Path) -> None:
     home = above / "home"
     (home / "deep").mkdir(parents=True)
@@ -217,6 +218,7 @@ def test_root_opens_no_folder_above_the_data_folder(above: Path, system_folder: 
 
 
 @as_root
+@pytest.mark.slow
 def test_a_cluster_out_of_the_servers_reach_is_named(above: Path, system_folder: Path) -> None:
     data_dir = above / "home" / "var"
     server = EmbeddedPostgres(data_dir)
@@ -233,6 +235,7 @@ def test_a_cluster_out_of_the_servers_reach_is_named(above: Path, system_folder:
 
 
 @as_root
+@pytest.mark.slow
 def test_programs_that_the_servers_user_cannot_run_are_copied_once(
     above: Path, system_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
