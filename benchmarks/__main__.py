@@ -24,6 +24,7 @@ PARTS = {
     "whole": "whole tasks beside a row-lock peer",
     "processes": "creating tasks through one and two processes",
     "readers": "creates beside slow readers of the report stream",
+    "follow": "creates beside a followed task",
     "idle": "CPU, transactions and memory of an idle service",
     "memory": "memory of an active account",
     "recovery": "active accounts killed at once",
