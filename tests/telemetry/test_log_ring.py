@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import structlog
+import trio
 
 from holdfast.telemetry import logs
 from holdfast.telemetry.logs import configure_logging, find_lines, log_event
@@ -125,3 +126,36 @@ async def test_lines_of_a_time_and_the_newest_of_too_many() -> None:
     assert (len(part.lines), part.is_cut) == (10, False)
     both = newest_of(few, part, 5)
     assert (len(both.lines), both.is_cut) == (5, True)
+
+
+async def test_a_repeated_search_finds_what_a_first_one_would() -> None:
+    one = sys.getsizeof(line(0, "even")) + SLOT_BYTES
+    ring = LineRing(300 * one, 600)
+    ours = ["even-1", "odd-2"]
+    for number in range(1_000):
+        ring.append(line(number, "odd" if number % 2 else "even"))
+        if number % 7 == 0:
+            for since, limit in (("", 1_000), ("2099-11-22T03:00:00.300Z", 1_000), ("", 20)):
+                known = await ring.find(ours, since=since, until="9", limit=limit)
+                ring._searches.clear()
+                assert known == await ring.find(ours, since=since, until="9", limit=limit)
+
+
+async def test_a_repeated_search_looks_only_at_new_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = LineRing(10_000_000, 600)
+    for number in range(20 * AT_ONCE):
+        ring.append(line(number))
+    steps = []
+    checkpoint = trio.lowlevel.checkpoint
+
+    async def step() -> None:
+        steps.append(1)
+        await checkpoint()
+
+    monkeypatch.setattr(trio.lowlevel, "checkpoint", step)
+    await ring.find(["-7777"], **ALWAYS, limit=100)
+    assert len(steps) == 20
+    for number in range(20 * AT_ONCE, 22 * AT_ONCE):
+        ring.append(line(number))
+    await ring.find(["-7777"], **ALWAYS, limit=100)
+    assert len(steps) == 22

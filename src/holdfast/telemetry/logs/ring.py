@@ -1,7 +1,8 @@
 """The newest log lines of this process, in memory and not folded: what happened to one thing is found in them.
 
 A line is kept as JSON. The oldest are dropped when lines take too many bytes or are too old, and the ring knows
-from when on it has all.
+from when on it has all. Who follows one thing asks for the same again and again, so a search that is repeated looks
+only at the lines that have come since.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
@@ -20,6 +22,8 @@ SLOT_BYTES: Final = 8
 """What a line takes in the ring beside its own bytes."""
 AT_ONCE: Final = 500
 """How many lines are searched before other work goes on: about a millisecond."""
+SEARCHES_MAX: Final = 8
+"""How many searches are known, for the next one with the same texts."""
 _TIME: Final = slice(len('{"time":"'), len('{"time":"2026-11-22T03:00:00.000Z'))
 
 
@@ -37,6 +41,16 @@ class FoundLines(NamedTuple):
     is_cut: bool
 
 
+class _Search(NamedTuple):
+    """What a search among the first ``number`` lines found from ``since`` on: the newest ``limit``, or all."""
+
+    number: int
+    since: str
+    limit: int
+    lines: list[str]
+    is_all: bool
+
+
 class LineRing:
     """The lines of the last ``age_max_s`` seconds, as far as they fit into ``bytes_max``; 0 keeps none.
 
@@ -50,13 +64,16 @@ class LineRing:
         self._lock = threading.Lock()
         self._second = 0
         self.bytes = 0
+        self._appended = 0
         self._complete_from = _text_of(time.time())
         self._is_cut = False
+        self._searches: dict[tuple[str, ...], _Search] = {}
 
     def append(self, line: str) -> None:
         """Keep a line."""
         with self._lock:
             self._lines.append(line)
+            self._appended += 1
             self.bytes += sys.getsizeof(line) + SLOT_BYTES
             while self.bytes > self.bytes_max:
                 self._drop_oldest()
@@ -74,19 +91,24 @@ class LineRing:
         while self._lines and self._lines[0][_TIME] < least:
             self._drop_oldest()
 
-    async def find(self, texts: Iterable[str], *, since: str, until: str, limit: int) -> FoundLines:
+    async def find(self, texts: Sequence[str], *, since: str, until: str, limit: int) -> FoundLines:
         """Return the newest lines from ``since`` to before ``until`` that have any of ``texts``; at most ``limit``.
 
         All lines have the text ``""``. Other work of the loop goes on meanwhile.
         """
+        key = (until, *texts)
+        known = self._searches.get(key)
+        if known is not None and (known.since > since or known.limit < limit):
+            known = None
         with self._lock:
             self._drop_old()
-            lines, complete_from, is_cut = [*self._lines], self._complete_from, self._is_cut
+            number, complete_from, is_cut = self._appended, self._complete_from, self._is_cut
+            lines = [*islice(reversed(self._lines), None if known is None else number - known.number)]
         # As in the lines: what JSON escapes is escaped.
         sought = [msgspec.json.encode(each).decode()[1:-1] for each in texts]
         found: list[str] = []
-        for number, line in enumerate(reversed(lines), 1):
-            if number % AT_ONCE == 0:
+        for count, line in enumerate(lines, 1):
+            if count % AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
             at = line[_TIME]
             if at < since:
@@ -95,10 +117,24 @@ class LineRing:
                 continue
             for each in sought:  # a generator would take most of the time
                 if each in line:
-                    if len(found) == limit:
-                        return FoundLines(found, found[-1][_TIME], is_cut=True)
                     found.append(line)
                     break
+            if len(found) > limit:
+                break
+        is_all = True
+        if known is not None:
+            oldest = max(since, complete_from) if is_cut else since
+            still = [line for line in known.lines if line[_TIME] >= oldest]
+            is_all = known.is_all or len(still) < len(known.lines)
+            found += still
+        is_all = is_all and len(found) <= limit
+        found = found[:limit]
+        self._searches.pop(key, None)
+        self._searches[key] = _Search(number, since, limit, found, is_all)
+        if len(self._searches) > SEARCHES_MAX:
+            del self._searches[next(iter(self._searches))]
+        if not is_all:
+            return FoundLines(found, found[-1][_TIME], is_cut=True)
         return FoundLines(found, max(complete_from, since), is_cut=is_cut and complete_from > since)
 
 
