@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -24,6 +25,7 @@ from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.operating import Readiness
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Progress
+from holdfast.persistence.claims.reports import write_reports
 from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.unreadable import UnreadableRow
@@ -39,6 +41,7 @@ from holdfast.supervision.control.messages import (
     SampleList,
     SlowTurnList,
 )
+from holdfast.telemetry.costs import CostOf, Costs, NameCount, TopCount
 from holdfast.telemetry.metrics.samples import Sample
 from holdfast.telemetry.reports.conditions import LastingCondition
 from holdfast.telemetry.reports.report import Report
@@ -501,6 +504,45 @@ async def test_the_navigation_counts_quarantined_actors_without_the_database(api
         page = (await browser.get("/ops/quarantine")).text
         assert re.search(r'href="/ops/quarantine"[^>]*>Quarantine<span class="count bad">4</span>', page)
         api.change(database=AwayRows(), now=lambda: api.now + COUNTS_VALID)
+
+
+async def test_a_quarantined_actor_is_listed_with_its_cause(api: Api, browser: PageReader) -> None:
+    key = api.account_id
+    first = Report(
+        kind="quarantine",
+        level="error",
+        at=api.now,
+        path="holdfast/accounts",
+        key=key,
+        report_id="rep_1",
+        number=1,
+        reason="the first cause",
+        delay_s=111.199,
+    )
+    later = api.now + timedelta(seconds=1)
+    second = msgspec.structs.replace(first, at=later, report_id="rep_2", number=2, reason="the disk is full")
+    assert await api.database.work(write_reports, [first, second])
+    stopped = msgspec.structs.replace(summary(key), state="quarantined", quarantined_for_s=60.0)
+    controls = answer_controls(api)
+    controls.answer = lambda command: (
+        KeyList([stopped] if command.group == "accounts" else []) if isinstance(command, ListKeys) else PROCESS
+    )
+    page = await browser.read("/ops/quarantine")
+    assert "quarantined for 111 s: the disk is full" in page.text
+    assert "the first cause" not in page.text
+
+
+async def test_the_overview_says_once_who_is_far_ahead(api: Api, browser: PageReader) -> None:
+    flood = TopCount(210, [NameCount("192.0.2.1", 200, 0), NameCount("other", 10, 0)])
+    earlier = TopCount(1_000, [NameCount("192.0.2.7", 900, 0), NameCount("other", 10, 0)])
+    minutes: dict[CostOf, TopCount] = {"refused_caller": flood}
+    day: dict[CostOf, TopCount] = {"refused_caller": flood, "route": earlier}
+    samples = SampleList("proc_1", make_samples(Sample))
+    answer_controls(api, DescribeProcess=PROCESS, ReadSamples=samples, ReadCosts=Costs(minutes, day))
+    page = (await browser.get("/ops")).text
+    assert page.count("192.0.2.1") == 2  # its link, and the link's text
+    assert '<a href="/ops/refused-requests?about=192.0.2.1">' in page
+    assert "Requests by route, last day" in page
 
 
 async def test_the_tree_is_folded_to_what_is_not_well(api: Api, browser: PageReader) -> None:

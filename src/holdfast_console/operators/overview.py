@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.http.endpoints.operators.books import LedgerHealth, read_ledger_health
-from holdfast.http.endpoints.operators.costs import CostReport, list_costs
+from holdfast.http.endpoints.operators.costs import CostReport, CostTable, list_costs
 from holdfast.http.endpoints.operators.overrides import OverrideList, list_overrides
 from holdfast.http.endpoints.operators.processes import (
     ProcessSamples,
@@ -41,10 +41,17 @@ async def overview(visit: Visit) -> ViewResult:
         "ledger": await visit.read(read_ledger_health, LedgerHealth),
         "reports": await visit.read(list_reports, ReportList, query={"limit": "8", "level": "info"}),
         "overrides": await visit.read(list_overrides, OverrideList),
-        "costs": await visit.read(list_costs, CostReport, query={"credit": "known"}),
+        "far_ahead": _far_ahead(await visit.read(list_costs, CostReport, query={"credit": "known"})),
         "plots": plots_of(processes, visit.call.deps.now()),
     }
     return Html("overview.html", values, is_live=True)
+
+
+def _far_ahead(costs: CostReport | Refusal) -> list[CostTable]:
+    """Return what is far ahead of the rest; of a day what is not so in the last minutes, too."""
+    found = [] if isinstance(costs, Refusal) else [each for each in costs.data if each.is_far_ahead]
+    lately = {(each.what, each.by, each.lines[0].name) for each in found if each.time == "minutes"}
+    return [each for each in found if each.time != "day" or (each.what, each.by, each.lines[0].name) not in lately]
 
 
 def _figures(samples: list[Sample]) -> dict[str, float | None]:

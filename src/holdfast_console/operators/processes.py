@@ -9,6 +9,7 @@ from holdfast.http.endpoints.operators.database import read_database
 from holdfast.http.endpoints.operators.log_levels import LogLevels, list_log_levels
 from holdfast.http.endpoints.operators.poison import list_poison_messages
 from holdfast.http.endpoints.operators.processes import Tree, read_tree
+from holdfast.http.endpoints.operators.reports import ReportList, list_reports
 from holdfast.http.kit.calls import Auth
 from holdfast.http.schemas.operators import GROUPS
 from holdfast.ledger.refusals import Refusal
@@ -86,10 +87,13 @@ async def log_levels(visit: Visit) -> ViewResult:
 
 @view("/ops/quarantine")
 async def quarantine(visit: Visit) -> ViewResult:
-    """The quarantined actors of every group."""
+    """The quarantined actors of every group, each with the newest report of its quarantine."""
     query = {"state": "quarantined", "limit": ROWS_SHOWN}
     found = [(group, await visit.read(list_actors, ActorList, query={"group": group, **query})) for group in GROUPS]
-    return Html("quarantine.html", {"groups": found}, is_live=True)
+    reports = await visit.read(list_reports, ReportList, query={"kind": "quarantine", "limit": ROWS_SHOWN})
+    newest_first = [] if isinstance(reports, Refusal) else reports.data
+    values = {"groups": found, "causes": {each.key: each.text for each in reversed(newest_first)}}
+    return Html("quarantine.html", values, is_live=True)
 
 
 @view("/ops/poison")

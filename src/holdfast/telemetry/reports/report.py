@@ -304,7 +304,7 @@ def _advice(report: Report) -> str:
 def _lasting(duration_s: float) -> str:
     """Return a duration in the unit that it is easily read in."""
     if duration_s < _MINUTES_FROM_S:
-        return f"{duration_s:.6g} s"
+        return f"{duration_s:.3g} s"
     return f"{duration_s / 60:.3g} min" if duration_s < _HOURS_FROM_S else f"{duration_s / 3600:.3g} h"
 
 
