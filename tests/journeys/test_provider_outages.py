@@ -67,7 +67,7 @@ async def test_a_provider_that_stops_and_starts_is_one_line_each(new_service: Ne
             await seen_as(service, http, "down")
             (line,) = lines_about_it(service)
             assert (line["event"], line["level"]) == ("outage", "warning")
-            assert line["text"] == "the provider is down: 3 calls failed, ConnectError"
+            assert line["text"] == "the provider is down: 3 calls failed, probe: ConnectError"
             providers.enter_context(serving(ThreadingHTTPServer((str(address[0]), int(address[1])), Healthy)))
             await seen_as(service, http, "up")
             _, back = lines_about_it(service)

@@ -9,6 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from holdfast.actors.workers.provider_watch import CHECK_S, PROBE_S, ProviderWatch
+from holdfast.providers.media.client import PROBE_TIMEOUT_S
 from holdfast.providers.media.cog import CogProvider
 from holdfast.providers.media.health import FAILURES_MAX, SILENT_AFTER_S, ProviderHealth
 from holdfast.providers.media.replicate import ReplicateProvider
@@ -23,10 +24,10 @@ async def test_three_unanswered_calls_in_a_row_are_down_and_one_answer_is_up() -
     taken: list[str | None] = []
     health.take_outcome = taken.append
     for status in (404, *[502] * (FAILURES_MAX - 1), 503, *[502] * FAILURES_MAX, 504, 200, 200):
-        health.call_answered(status)
+        health.call_answered("poll", status)
         states.append(health.state)
     assert states == ["unknown", "up", "up", "up", "up", "up", "up", "down", "down", "up", "up"]
-    assert taken == ["down: 3 calls failed, status 502", "down: 4 calls failed, status 504", None]
+    assert taken == ["down: 3 calls failed, poll: status 502", "down: 4 calls failed, poll: status 504", None]
 
 
 async def test_a_silence_lasts_until_a_submission_is_answered(mock_clock: MockClock) -> None:
@@ -115,6 +116,20 @@ async def test_the_watch_probes_providers_that_are_not_called(mock_clock: MockCl
     expected = ["unknown", "unknown", "down", "up"] if kind == "cog" else ["down"] * 4 + ["up"]
     assert states[: len(expected)] == expected
     assert set(asked) == {"/health-check" if kind == "cog" else "/v1/account"}
+
+
+async def test_an_outage_names_the_call_and_how_long_it_waited(autojump_clock: MockClock) -> None:
+    provider = CogProvider("box", "http://box.example")
+    taken: list[str | None] = []
+    provider.health.take_outcome = taken.append
+
+    async def answer(_path: str) -> int:
+        await trio.sleep_forever()
+
+    serve(provider, answer)
+    for _ in range(FAILURES_MAX):
+        await provider.probe()
+    assert taken == [f"down: 3 calls failed, probe: no response within {PROBE_TIMEOUT_S:g} s"]
 
 
 async def test_a_slow_probe_delays_the_next_by_no_more_than_its_own_time(autojump_clock: MockClock) -> None:

@@ -128,13 +128,13 @@ class ProviderClient:
             self._count_error(call, _reason_of(fault))
             # The provider may well be up if no connection of ours was free, or if its response is too large.
             if not isinstance(fault, PoolTimeout | BodyTooLarge):
-                self.health.failed("calls", type(fault).__name__)
+                self.health.failed("calls", f"{call}: {_no_answer(fault, within_s)}")
             raise
         finally:
             _duration(self._name, call).observe(trio.current_time() - begun)
         if response.status >= 500 or response.status in REFUSING_STATUSES:
             self._count_error(call, f"status_{response.status}")
-        self.health.call_answered(response.status)
+        self.health.call_answered(call, response.status)
         return ProviderResponse(response.status, response.header("retry-after"), body)
 
     async def probe(self, path: str) -> None:
@@ -179,6 +179,10 @@ def _reason_of(fault: Exception) -> str:
     """Return the fault's name as a label: ``connect_error`` for ConnectError."""
     name = "Timeout" if isinstance(fault, trio.TooSlowError) else type(fault).__name__
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def _no_answer(fault: Exception, within_s: float) -> str:
+    return f"no response within {within_s:g} s" if isinstance(fault, trio.TooSlowError) else type(fault).__name__
 
 
 def detail_of(body: bytes) -> str:

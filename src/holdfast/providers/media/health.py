@@ -78,10 +78,10 @@ class ProviderHealth:
             Silence(of, now_s - self._failures[of].since_s) for of in get_args(Unanswered) if self._is_failing(of)
         )
 
-    def call_answered(self, status: int) -> None:
+    def call_answered(self, call: str, status: int) -> None:
         """Record the response to a call. A gateway's status for an unreachable server counts as a failure."""
         if status in GATEWAY_STATUSES:
-            self.failed("calls", f"status {status}")
+            self.failed("calls", f"{call}: status {status}")
         else:
             self.succeeded("calls")
 
