@@ -110,6 +110,15 @@ EXAMPLES: list[tuple[dict[str, Any], str]] = [
         "the database answers; lasted 26.3 s, 1 failure",
     ),
     (
+        {"kind": "recovery", "reason": "no request is answered 503 any more", "duration_s": 0.0, "count": 1},
+        "no request is answered 503 any more; 1 failure",
+    ),
+    (
+        {"kind": "quarantine", "reason": "ticket 7", "delay_s": 111.199},
+        "quarantined for 111 s: ticket 7; "
+        "remove the cause, then release it on its page; it is tried again by itself",
+    ),
+    (
         {"kind": "refusal", "reason": "callbacks are refused: invalid_signature"},
         "callbacks are refused: invalid_signature",
     ),

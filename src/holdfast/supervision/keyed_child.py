@@ -409,7 +409,7 @@ class KeyedChild:
         """End a quarantine before its time, for an operator."""
         self.group.count("released")
         self.quarantine = None
-        self._start_over(f"by an operator: {reason}")
+        self._start_over(f"by an operator; reason: {reason}")
         if self.mailbox.empty():
             self.forget()
         else:

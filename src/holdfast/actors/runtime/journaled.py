@@ -266,7 +266,8 @@ class JournaledActor(TrioActor):
         if isinstance(result, Unknown):
             envelope.fail(OutcomeUnknown(result.reason))
         elif isinstance(result, Broken):
-            crash = Crashed(f"the database refuses the unit of work of {type(envelope.message).__name__}")
+            why = f"{type(result.cause).__name__}: {result.cause}"
+            crash = Crashed(f"the database refuses the unit of work of {type(envelope.message).__name__}: {why}")
             crash.__cause__ = result.cause
             envelope.fail(crash)
             self._broken, self.crashed_on = crash, envelope

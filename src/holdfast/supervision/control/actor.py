@@ -284,7 +284,7 @@ async def _act_on_child(top: Supervisor, action: ChildAction) -> ChildStatus | R
         )
     if isinstance(action, StartChild) and parent.state_of(child_id) in {"running", "starting", "restarting"}:
         return Refusal(code="child_running", message="The child is running, or about to start by itself.")
-    reason = f"by an operator: {action.reason}"
+    reason = f"by an operator; reason: {action.reason}"
     try:
         if isinstance(action, StopChild):
             await parent.stop_child(child_id, reason)

@@ -248,8 +248,9 @@ def _condition(report: Report) -> str:
     if report.duration_s is None:
         return text
     lasted = "lasted" if report.kind == "recovery" else "lasts for"
-    failures = "" if report.count is None else ", 1 failure" if report.count == 1 else f", {report.count} failures"
-    return f"{text}; {lasted} {_lasting(report.duration_s)}{failures}"
+    lasting = f"{lasted} {_lasting(report.duration_s)}" if report.duration_s else None
+    failures = None if report.count is None else "1 failure" if report.count == 1 else f"{report.count} failures"
+    return "; ".join(filter(None, (text, ", ".join(filter(None, (lasting, failures))))))
 
 
 def _decided(report: Report) -> str:
