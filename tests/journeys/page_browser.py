@@ -46,6 +46,16 @@ TOO_WIDE = """() => {
     const hidden = box.scrollWidth - box.clientWidth;
     if (hidden > 0) faults.push(`${hidden} pixels of a ${box.className} are clipped or outside it`);
   }
+  for (const cell of document.querySelectorAll("table.stack td")) {
+    if (getComputedStyle(cell).display !== "grid" || cell.matches(".span")) continue;
+    for (const part of cell.childNodes) {
+      if (part.nodeType !== Node.TEXT_NODE || !part.data.trim()) continue;
+      const text = document.createRange();
+      text.selectNodeContents(part);
+      const {left} = text.getBoundingClientRect();
+      if (left < cell.getBoundingClientRect().left + 100) faults.push(`"${part.data.trim()}" is below its label`);
+    }
+  }
   return faults;
 }"""
 FINDINGS = """async (rules) => {
