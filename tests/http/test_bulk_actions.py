@@ -156,8 +156,11 @@ async def test_a_repeat_with_the_same_key_begins_no_other(api: Api, resends: Res
     assert len({ok(each)["action_id"] for each in replies}) == 1
     assert sum(each.headers.get("Idempotent-Replayed") == "true" for each in replies) == 2
     await to_end(api)
+    recorded = (await get(api, "/ops/api/actions"))["data"]
     repeated = await post(api, BULK, GIVEN_UP, "again")
     assert (ok(repeated)["state"], ok(repeated)["done"]) == ("ended", 2)
+    assert repeated.headers["Idempotent-Replayed"] == "true"
+    assert (await get(api, "/ops/api/actions"))["data"] == recorded
     refused(await post(api, BULK, {**GIVEN_UP, "filter": ""}, "again"), 422, "idempotency_key_reused")
     assert len((await get(api, BULK))["data"]) == 1
     assert {*resends.counts.values()} == {1}

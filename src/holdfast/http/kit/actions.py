@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, cast, get_args, get_type_hints
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
 import msgspec
 import structlog
@@ -156,6 +156,8 @@ class ActionRun:
 
 Do: TypeAlias = Callable[Concatenate[ActionRun, G, P], Awaitable[R | Refusal]]
 """The function of an action."""
+Find: TypeAlias = Callable[[ActionRun, Any], Awaitable[Any]]
+"""Finds what an earlier run with the same Idempotency-Key has begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +169,19 @@ class Action(Generic[G, P, R]):
     _: KW_ONLY
     is_urgent: bool
     needs_key: bool
+    begun: Find | None = None
 
     async def perform(self, run: ActionRun, given: G, *target: P.args, **named: P.kwargs) -> R | Refusal:
         """Do it between its two records, and return its reply. The parts of the target are given by position.
 
         Raises :class:`DatabaseAway`, before anything is done, if the first record cannot be written. If the second
-        cannot, the row has no result.
+        cannot, the row has no result. A repeat of what has ``begun`` has no record of its own.
         """
+        if self.begun is not None and isinstance(run.idempotency, IdempotencyKey):
+            earlier: R | None = await self.begun(run, given)
+            if earlier is not None:
+                run.is_replay = True
+                return earlier
         await run.begin(self.name, self.is_urgent, [*map(str, target)], given)
         reply: R | Refusal
         try:
@@ -232,14 +240,21 @@ class OperatorRoutes(RouteTable):
         )
 
     def action(
-        self, path: str, summary: str, *, errors: tuple[str, ...] = (), name: str = "", needs_key: bool = False
+        self,
+        path: str,
+        summary: str,
+        *,
+        errors: tuple[str, ...] = (),
+        name: str = "",
+        needs_key: bool = False,
+        begun: Find | None = None,
     ) -> Callable[[Do[G, P, R]], Action[G, P, R]]:
         """Declare what the decorated function does as an action, by operators who may act.
 
         The function has the action's ``name``, unless another is given. It is called with the run, the body and
         the values of the path, which have its parameters' names. Its signature says what the body and the reply
         are, its docstring describes the action. What ``needs_key`` gives or takes money, and is done once for each
-        Idempotency-Key.
+        Idempotency-Key. What goes on after its response may find what a repeat has ``begun``.
         """
 
         def declare(do: Do[G, P, R]) -> Action[G, P, R]:
@@ -248,7 +263,7 @@ class OperatorRoutes(RouteTable):
             given, [reply] = hints[sent], [each for each in get_args(hints[returned]) if each is not Refusal]
             assert "reason" in given.__struct_fields__, "each action may have a reason"
             assert target == re.findall(r"\{(\w+)\}", self._path + path), "the parameters have the path's names"
-            action = Action(name or do.__name__, do, is_urgent=self._is_urgent, needs_key=needs_key)
+            action = Action(name or do.__name__, do, is_urgent=self._is_urgent, needs_key=needs_key, begun=begun)
             perform: Callable[..., Awaitable[R | Refusal]] = action.perform
 
             @functools.wraps(do)

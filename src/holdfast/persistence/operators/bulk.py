@@ -214,12 +214,16 @@ def begin_once(rows: Connection, action_id: str, progress: BulkProgress) -> Oper
     Runs in one transaction, in which no other begins with the key.
     """
     rows.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(progress.key, 0))))
+    found = begun_with(rows, progress.key, progress.until)
+    if found is None:
+        begin_progress(rows, action_id, progress)
+    return found
+
+
+def begun_with(rows: Connection, key: str, now: datetime) -> OperatorAction | None:
+    """Return the bulk action that a key has begun within a day."""
     begun = _ALL.where(
-        actions.c.at > progress.until - BULK_ACTIONS_GO_ON,
-        func.json_extract_path_text(actions.c.effect, "key") == progress.key,
+        actions.c.at > now - BULK_ACTIONS_GO_ON, func.json_extract_path_text(actions.c.effect, "key") == key
     )
-    found = rows.execute(begun).one_or_none()
-    if found is not None:
-        return OperatorAction._make(found)
-    begin_progress(rows, action_id, progress)
-    return None
+    row = rows.execute(begun).one_or_none()
+    return None if row is None else OperatorAction._make(row)

@@ -65,6 +65,7 @@ from holdfast.persistence.operators.bulk import (
     RowList,
     begin_once,
     begin_progress,
+    begun_with,
     bulk_action_by_id,
     bulk_actions,
     count_matches,
@@ -78,6 +79,7 @@ from holdfast.persistence.records.operator_tables import OperatorAction
 from holdfast.persistence.server.connections import in_one_transaction
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.supervision.control.messages import DescribeProcess, ListKeys
+from holdfast.telemetry.scrubbing import scrub
 
 log = structlog.get_logger(__name__)
 
@@ -398,12 +400,29 @@ async def list_bulk_actions(call: Call) -> Outcome:
     return await list_for_operators(call, bulk_actions, body, lambda each: Position(each.at, each.action_id))
 
 
+async def _begun(run: ActionRun, given: BulkRequest) -> BulkActionBody | None:
+    """Return what the same request has begun; with another one the key is refused, which is recorded."""
+    now = run.deps.now()
+    found = await run.deps.database.read(partial(begun_with, key=_key_of(run), now=now))
+    return _body(found, now) if found is not None and _is_of(found, given) else None
+
+
+def _key_of(run: ActionRun) -> str:
+    return hashlib.sha256(f"{run.operator.name} {run.key.key}".encode()).hexdigest()
+
+
+def _is_of(action: OperatorAction, given: BulkRequest) -> bool:
+    was = BulkProgress.of(action)
+    return (was.act, was.filter, action.reason) == (given.act, given.filter, scrub(given.reason.strip()))
+
+
 @_on_all.action(
     "",
     "Act on all entries of a list that match a filter",
     name=START,
     errors=("idempotency_key_reused",),
     needs_key=True,
+    begun=_begun,
 )
 async def act_on_all(run: ActionRun, given: BulkRequest) -> BulkActionBody | Refusal:
     """It goes on after the response, in any process, until all that matched when it began are acted on once.
@@ -418,15 +437,14 @@ async def act_on_all(run: ActionRun, given: BulkRequest) -> BulkActionBody | Ref
         return filters
     until = run.record.at
     found = await act.count_all(run.deps, filters, until)
-    key = hashlib.sha256(f"{run.operator.name} {run.key.key}".encode()).hexdigest()
+    key = _key_of(run)
     progress = BulkProgress(given.act, given.filter, until, found.total, key)
     begin = partial(begin_once, action_id=run.record.action_id, progress=progress)
     earlier = await run.deps.write_record(in_one_transaction(begin))
     if earlier is None:
         run.goes_on = True
         return _body(run.record._replace(effect=progress.effect()), now=run.deps.now())
-    was = BulkProgress.of(earlier)
-    if (was.act, was.filter, earlier.reason) != (given.act, given.filter, run.record.reason):
+    if not _is_of(earlier, given):
         return IDEMPOTENCY_KEY_REUSED
     run.is_replay = True
     return _body(earlier, now=run.deps.now())
