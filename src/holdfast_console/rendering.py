@@ -15,6 +15,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from quart import Response
 
 from holdfast.http.kit.values import shown
+from holdfast.ledger.money import format_amount
 from holdfast.ledger.refusals import Refusal
 from holdfast_console import formats
 from holdfast_console.forms import FormAttempt, Message
@@ -146,6 +147,7 @@ def environment(folder: str, root: str, **more: object) -> Environment:
         "short": formats.short_text,
         "json": formats.json_text,
         "exact": formats.exact_text,
+        "amount": format_amount,
     }
     made.globals |= {
         "root": root,

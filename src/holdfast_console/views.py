@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
 from quart import Response
+from sqlalchemy import Connection
 
 from holdfast.http.endpoints import all_routes
 from holdfast.http.kit.calls import LIGHT_BYTES_MAX, Auth, Call, Method, Needs
@@ -39,6 +40,7 @@ from holdfast_console.forms import (
 from holdfast_console.rendering import Again, Headers, Html, Redirect
 
 S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
 
 ROWS_SHOWN: Final = "50"
 """How many entries of a list a page shows."""
@@ -184,9 +186,16 @@ class Visit:
         assert isinstance(found, reply | Refusal)
         return found
 
+    async def query(self, query: Callable[[Connection], T]) -> T | Refusal:
+        """Read what endpoints have too, but only by several reads. A fault is returned as :meth:`read` does."""
+        try:
+            return await self.call.read(query)
+        except Exception as fault:
+            return _refusal_of(fault)
+
     async def stream(self, handler: Handler, *, query: Mapping[str, str] | None = None) -> Response | Refusal:
         """Call an endpoint that reads, with the path of this request, and return its response as it is sent."""
-        found = await self._run(handler, self.path, query or {})
+        found = await self._run(handler, self.path, query or {}, is_stream=True)
         assert isinstance(found, Response | Refusal)
         return found
 
@@ -232,20 +241,29 @@ class Visit:
         path: Mapping[str, str],
         query: Mapping[str, str],
         fields: Mapping[str, object] | None = None,
+        *,
+        is_stream: bool = False,
     ) -> Outcome:
         route = handler if isinstance(handler, Route) else route_of(handler)
         body = None if route.body is None or fields is None else body_of_form(fields, route.body)
         if isinstance(body, Refusal):
             return body
         inner = InnerCall(self.call, route, path, query, body)
+        if route.is_of_owner or not is_stream:
+            inner.take_outer_session()
         inner.json = dict(fields or {})
         try:
             return await handle(inner, route)
         except Exception as fault:
-            refusal = refusal_of_fault(fault)
-            if refusal is None:
-                raise
-            return refusal
+            return _refusal_of(fault)
+
+
+def _refusal_of(fault: Exception) -> Refusal:
+    """Return the refusal of a fault that callers may expect. Raises any other."""
+    refusal = refusal_of_fault(fault)
+    if refusal is None:
+        raise fault
+    return refusal
 
 
 def _body_of(outcome: Outcome) -> tuple[msgspec.Struct | Refusal, Headers]:
@@ -271,13 +289,15 @@ class InnerCall(Call):
         super().__init__(outer.deps, route, outer.request, {**path})
         self._outer = outer
         self.operator, self.bearer = outer.operator, outer.bearer
-        # Other routes authenticate in their handlers, and those that stream do again and again.
-        if route.is_of_owner and isinstance(outer._caller, SessionRecord):
-            self.take_session(outer._caller)
         self._body = body
         self._query = query
         # An input is as large as the form that it is from, as far as limits and threads go.
         self.body_bytes, self._is_heavy = outer.body_bytes, outer._is_heavy
+
+    def take_outer_session(self) -> None:
+        """Take the session of the page, which was read for this request. What streams reads it again and again."""
+        if isinstance(self._outer._caller, SessionRecord):
+            self.take_session(self._outer._caller)
 
     def query(self) -> dict[str, list[str]]:
         """Return the given query parameters; one without a value counts as not sent."""

@@ -24,8 +24,12 @@ from holdfast.http.kit.calls import Auth
 from holdfast.ledger.alerts.alerts import Alerts
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import new_otp_id
+from holdfast.ledger.tasks.task import TaskStatus
+from holdfast.persistence.queries.accounts import find_totals
+from holdfast.persistence.queries.credentials import find_sessions
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.rows import SessionRevokedRow
+from holdfast.persistence.server.lookups import GroupedLookups, Lookup
 from holdfast_console.account.overview import HELD_MOST
 from holdfast_console.account.sign_in import ACCOUNT_COOKIE, EVENTS, SIGN_IN, SIGNED_IN_AGAIN
 from holdfast_console.account.site import NAVIGATION, SITE
@@ -343,9 +347,19 @@ async def test_a_form_of_an_earlier_session_is_shown_again(api: Api, owner: Acco
 # ------------------------------------------------------------------------------------------ the overview
 
 
+async def add_held(api: Api, number: int, status: TaskStatus, settled_number: int | None = None) -> None:
+    """Add a task and its hold, which is open unless it was settled."""
+    task = api.task(f"task_{number:x}{'1' * 30}", status=status, wake_at=None)
+    await api.add_task(task)
+    hold = {"account_id": api.account_id, "hold_id": f"hold_{number}", "reference": task.request_id}
+    amounts = {"amount_micro": 120_000 + number, "opened_number": number, "settled_number": settled_number}
+    await api.write(tables.holds.insert().values(**hold, **amounts))
+
+
 async def test_the_overview_has_what_the_api_says(api: Api, owner: AccountReader) -> None:
-    for number, status in ((2, "processing"), (3, "review"), (4, "succeeded")):
-        await api.add_task(api.task(f"task_{number}" + "1" * 31, status=status, wake_at=None))
+    await add_held(api, 0x20, "processing")
+    await add_held(api, 0x30, "review")
+    await add_held(api, 0x40, "succeeded", settled_number=0x41)
     limit = {"limit_window": "day", "limit_micro": 7_000_000, "captured_micro": 1_500_000}
     since = api.now.replace(hour=0)
     await api.write(tables.account_limits.insert().values(account_id=api.account_id, window_start=since, **limit))
@@ -354,10 +368,10 @@ async def test_the_overview_has_what_the_api_says(api: Api, owner: AccountReader
     await api.write(tables.credit_lots.insert().values(**lot, **ends, number=1))
     await api.write(tables.accounts.update().values(lots="[]"))
     page = await owner.read("/account")
-    for words in ("9.76", "0.24", "of 7.00, held included", "in 3 d", "2.00", "processing", "review"):
+    for words in ("9.76", "0.24", "0.120032", "of 7.00, held included", "in 3 d", "2.00", "processing", "review"):
         assert words in page.text, words
-    assert page.text.index("task_21111") < page.text.index("task_31111")
-    assert "task_41111" not in page.text
+    assert page.text.index("task_20111") < page.text.index("task_30111")
+    assert "task_40111" not in page.text
     assert "are shown" not in page.text
     totals = (await owner.stage.call("GET", "/v2/control/account", credential=TOKEN)).json()
     assert totals["available_balance"] in page.text
@@ -365,10 +379,26 @@ async def test_the_overview_has_what_the_api_says(api: Api, owner: AccountReader
 
 async def test_the_overview_of_many_tasks_is_as_small(api: Api, owner: AccountReader) -> None:
     for number in range(HELD_MOST + 2):
-        await api.add_task(api.task(f"task_{number:032x}", status="processing", wake_at=None))
+        await add_held(api, 0x20 + number, "processing")
+    await add_held(api, 0x50, "review")
     page = await owner.read("/account")
     assert page.text.count("processing") == HELD_MOST
+    assert page.text.count("review") == 1
     assert f"At most the newest {HELD_MOST} of each status are shown." in page.text
+
+
+async def test_a_page_reads_its_session_once(owner: AccountReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its endpoints read is read for this one request."""
+    found: list[object] = []
+    run = GroupedLookups.run
+
+    async def counted(lookups: GroupedLookups, *wanted: Lookup[Any, Any]) -> None:
+        found.extend(each.find for each in wanted)
+        await run(lookups, *wanted)
+
+    monkeypatch.setattr(GroupedLookups, "run", counted)
+    await owner.read("/account")
+    assert found == [find_sessions, find_totals]
 
 
 async def test_what_a_first_call_lacks_is_shown_until_there_is_one(api: Api) -> None:

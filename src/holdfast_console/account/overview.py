@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Final, NamedTuple
 
 from holdfast.http.endpoints.account import read_account
 from holdfast.http.endpoints.credit_lots import CreditLotBody, CreditLotList, list_credit_lots
 from holdfast.http.endpoints.limits import AccountLimit, AccountLimitList, read_limits
 from holdfast.http.endpoints.sign_in import read_first_call
-from holdfast.http.endpoints.statement import Statement, read_statement
 from holdfast.http.endpoints.tasks.usage_log import list_usage
 from holdfast.http.endpoints.tasks.usage_totals import UsageTotals, sum_usage
 from holdfast.http.kit.calls import Auth
 from holdfast.http.schemas.common import AccountBody, FirstCall
-from holdfast.http.schemas.tasks import UsageBody, UsageList
+from holdfast.http.schemas.tasks import UsageList
 from holdfast.ledger.clock import format_time
+from holdfast.ledger.money import format_amount
+from holdfast.ledger.public_types import LimitWindow
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.tasks import HeldTask, held_tasks
 from holdfast_console.rendering import Html
 from holdfast_console.views import ViewResult, ViewTable, Visit
 
@@ -28,7 +31,12 @@ MOST: Final = "100"
 """How many entries of a list are looked at."""
 HELD_MOST: Final = 10
 """How many tasks of each status are shown: an open page is read again after each change."""
-UNFINISHED: Final = ("processing", "queued", "review")
+WINDOW_TITLES: Final[Mapping[LimitWindow, str]] = {
+    "day": "Spent today",
+    "week": "Spent this week",
+    "month": "Spent this month",
+    "total": "Spent in all",
+}
 
 view = ViewTable(Auth.SESSION)
 
@@ -41,13 +49,6 @@ class WindowSpending(NamedTuple):
     limit: str | None = None
     resets_at: str | None = None
     is_reached: bool = False
-
-
-class HeldTask(NamedTuple):
-    """A task that has not ended, and the credit that it holds; None if that is longer ago than is looked at."""
-
-    task: UsageBody
-    credits: str | None
 
 
 class Expiring(NamedTuple):
@@ -81,22 +82,26 @@ async def _spending(visit: Visit) -> Refusal | list[WindowSpending]:
     found = await visit.read(read_limits, AccountLimitList)
     if isinstance(found, Refusal):
         return found
-    today = visit.call.deps.now().replace(hour=0, minute=0, second=0, microsecond=0)
-    spent = []
-    for window, title, since in (
-        ("day", "Spent today", today),
-        ("week", "Spent this week", None),
-        ("month", "Spent this month", today.replace(day=1)),
-        ("total", "Spent in all", None),
-    ):
-        limit = next((each for each in found.limits if each.window == window), None)
-        if limit is not None:
-            spent.append(_limited(title, limit))
-        elif since is not None:
-            query = {"group_by": "status", "from": format_time(since)}
-            totals = await visit.read(sum_usage, UsageTotals, query=query)
-            spent.append(WindowSpending(title, None if isinstance(totals, Refusal) else totals.cost_credits))
-    return spent
+    limits = {each.window: each for each in found.limits}
+    spent = {} if limits.keys() >= {"day", "month"} else await _spent(visit)
+    shown = []
+    for window, title in WINDOW_TITLES.items():
+        if window in limits:
+            shown.append(_limited(title, limits[window]))
+        elif window in ("day", "month"):
+            shown.append(WindowSpending(title, spent.get(window)))
+    return shown
+
+
+async def _spent(visit: Visit) -> Mapping[str, str]:
+    """Return what was spent today and this month, in one read; nothing if that is not available."""
+    today = visit.call.deps.now().date()
+    query = {"group_by": "day", "from": today.replace(day=1).isoformat()}
+    totals = await visit.read(sum_usage, UsageTotals, query=query)
+    if isinstance(totals, Refusal):
+        return {}
+    of_days = {each.day: each.cost_credits for each in totals.data}
+    return {"day": of_days.get(today.isoformat(), format_amount(0)), "month": totals.cost_credits}
 
 
 def _limited(title: str, limit: AccountLimit) -> WindowSpending:
@@ -125,19 +130,9 @@ async def _has_task(visit: Visit, held: Refusal | list[HeldTask]) -> bool | None
 
 
 async def _held_tasks(visit: Visit, account: AccountBody | Refusal) -> Refusal | list[HeldTask]:
-    """Return the newest unfinished tasks, oldest first, so that a new one moves none of a few others."""
+    """Return the newest tasks that hold credit, oldest first, so that a new one moves none of a few others."""
     if isinstance(account, Refusal):
         return account
     if not Decimal(account.held_total):
         return []
-    tasks: list[UsageBody] = []
-    for status in UNFINISHED:
-        found = await visit.read(list_usage, UsageList, query={"status": status, "limit": str(HELD_MOST)})
-        if isinstance(found, Refusal):
-            return found
-        tasks += found.data
-    newest = {"kind": "hold", "limit": str(HELD_MOST * len(UNFINISHED))}
-    holds = await visit.read(read_statement, Statement, query=newest)
-    held = {} if isinstance(holds, Refusal) else {each.reference: each.amount for each in holds.data}
-    tasks.sort(key=lambda task: (task.ts, task.request_id))
-    return [HeldTask(task, held.get(task.request_id)) for task in tasks]
+    return await visit.query(partial(held_tasks, account_id=account.account_id, per_status=HELD_MOST))

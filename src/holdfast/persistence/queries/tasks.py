@@ -7,14 +7,15 @@ not ended, so ended tasks cost nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Unpack
+from datetime import datetime
+from typing import Any, NamedTuple, Unpack
 
 import msgspec
-from sqlalchemy import Connection, Select, Text, bindparam, cast, func, literal_column, not_, select
+from sqlalchemy import Connection, Select, Text, bindparam, cast, func, literal_column, not_, select, text
 
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, TaskId
-from holdfast.ledger.tasks.task import Task
+from holdfast.ledger.tasks.task import Task, TaskStatus
 from holdfast.ledger.tasks.transitions import task_of_review_case
 from holdfast.persistence.queries.filtered_usage import scan_usage
 from holdfast.persistence.queries.paging import PageOptions, ScanEnd, readable_page, readable_page_of_account
@@ -40,6 +41,21 @@ _STORED = select(
 _HOLD = select(holds.c.amount_micro, holds.c.settled_number.is_(None).label("is_open")).where(
     holds.c.account_id == bindparam("account_id"), holds.c.hold_id == bindparam("hold_id")
 )
+# Each task is found by its id alone, as for limits.
+_HELD = RepeatedQuery(
+    text(
+        """
+        select request_id, model, status, created_at, amount_micro
+        from (
+            select t.request_id, t.model, t.status, t.created_at, h.amount_micro,
+                   row_number() over (partition by t.status order by t.created_at desc, t.request_id desc) as place
+            from holds h join tasks t on t.request_id = h.reference
+            where h.account_id = :account_id and h.settled_number is null
+        ) held
+        where place <= :per_status order by created_at, request_id
+        """
+    )
+)
 _STORED_INPUTS = select(func.coalesce(func.sum(func.pg_column_size(tasks.c.input)), 0)).where(
     tasks.c.account_id == bindparam("account_id"),
     tasks.c.input_until.is_not(None),
@@ -50,6 +66,16 @@ _TEXTS_OF_INPUTS = select(
     func.json_extract_path_text(tasks.c.input, bindparam("field", type_=Text())).label("text"),
 ).where(tasks.c.request_id.in_(bindparam("request_ids", expanding=True)))
 _ASSET_BY_ID = ASSET.where(assets.c.asset_id == bindparam("asset_id"))
+
+
+class HeldTask(NamedTuple):
+    """A task, and the credit that it holds."""
+
+    request_id: str
+    model: str
+    status: TaskStatus
+    created_at: datetime
+    amount_micro: int
 
 
 class HoldState(msgspec.Struct, frozen=True):
@@ -182,6 +208,15 @@ def failed_tasks(
     """
     matches = [tasks.c[name] == value for name, value in filters.items()]
     return _listed(readable_page(rows, _FAILED.where(*matches), TASK_ORDER, **options))
+
+
+def held_tasks(rows: Connection, account_id: str, *, per_status: int) -> list[HeldTask]:
+    """Return the newest tasks of each status that hold credit of the account, oldest first.
+
+    All that are in flight are read, of which an account has a limited number.
+    """
+    found = _HELD.rows(rows, {"account_id": account_id, "per_status": per_status})
+    return [HeldTask._make(row) for row in found]
 
 
 def open_reviews(
