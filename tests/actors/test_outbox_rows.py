@@ -339,6 +339,22 @@ async def test_an_outcome_of_an_outdated_attempt_is_ignored(box: Box) -> None:
     assert await box.claim(now=late + timedelta(days=9)) == []
 
 
+async def test_an_event_that_was_resent_since_a_time_is_not_resent(box: Box) -> None:
+    [row] = await box.plant(1)
+    [first] = await box.claim()
+    await box.write(box.end(first, "given_up"))
+    since = utc_now()
+    commands = EventCommands(box.system.journal, Outbox(), lambda: since + timedelta(seconds=1))
+    address = [EventAddress("acct_1", row.event_id, "wh_1")]
+    await commands.resend(address, unless_since=since)
+    [second] = await box.claim(now=since + timedelta(seconds=2))
+    await box.write(box.end(second, "given_up"))
+    await commands.resend(address, unless_since=since)
+    assert (await box.row(row.event_id)).status == "given_up"
+    await commands.resend(address)
+    assert (await box.row(row.event_id)).status == "pending"
+
+
 async def test_a_claim_returns_the_newest_secret_generations(box: Box) -> None:
     commands = EventCommands(box.system.journal, Outbox(), utc_now)
     await box.plant(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, TypeVar, cast
 
 import psycopg
@@ -53,7 +54,7 @@ class FakeEventCommands(EventCommands):
     sent_again: list[EventAddress] = field(default_factory=list)
     rotated: list[tuple[str, int]] = field(default_factory=list)
 
-    async def resend(self, events: Sequence[EventAddress]) -> None:
+    async def resend(self, events: Sequence[EventAddress], *, unless_since: datetime | None = None) -> None:
         self.sent_again += events
 
     async def rotate_secret(self, account_id: str, generation: int) -> Rotation:
@@ -100,7 +101,7 @@ class FakePoison(PoisonReplays):
     def __init__(self) -> None:
         pass
 
-    async def replay(self, poison_id: str, *, deadline_s: float) -> Refusal:
+    async def replay(self, poison_id: str, *, deadline_s: float, unless_since: datetime | None = None) -> Refusal:
         return NOT_FOUND
 
     async def discard(self, poison_id: str) -> Refusal:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+import trio.testing
 from sqlalchemy import insert
 from tests.clients import ok, refused
 
 from holdfast.actors.runtime.faults import OutcomeUnknown
 from holdfast.actors.unfenced import EventCommands
 from holdfast.http.endpoints.operators import bulk
-from holdfast.http.endpoints.operators.bulk import ACTS, BATCH, BulkActions
+from holdfast.http.endpoints.operators.bulk import ACTS, AT_ONCE, BATCH, BulkActions
+from holdfast.http.kit.actions import Action, ActionRun
+from holdfast.http.schemas.operators import ActionWithReason
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.events import EventAddress
@@ -26,7 +31,7 @@ from holdfast.supervision.control.messages import DescribeKey, DescribeProcess, 
 
 from .page_reader import PageReader
 from .stage import make_task
-from .test_control_calls import PROCESS, detail, summary
+from .test_control_calls import AWAY, PROCESS, detail, summary
 
 if TYPE_CHECKING:
     from tests.http.api import Api
@@ -46,7 +51,7 @@ class Resends(EventCommands):
         self.after: BaseException | None = None
         self.part: int | None = None
 
-    async def resend(self, events: Sequence[EventAddress]) -> None:
+    async def resend(self, events: Sequence[EventAddress], *, unless_since: datetime | None = None) -> None:
         if self.before is not None:
             raise self.before
         ids = [each.event_id for each in events][: self.part]
@@ -263,6 +268,120 @@ async def test_a_process_that_was_replaced_writes_nothing(api: Api, resends: Res
     assert {*resends.counts.values()} == {1}
 
 
+class OneByOne:
+    """Makes an event due by itself; one that is due already is refused. ``before`` is waited for, each time."""
+
+    def __init__(self, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.api = api
+        self.counts: Counter[str] = Counter()
+        self.before: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+        action = Action("retry_webhook", self.do, is_urgent=False, needs_key=False)
+        monkeypatch.setitem(ACTS, "retry_webhook", ACTS["retry_webhook"]._replace(together=None, action=action))
+
+    async def do(self, run: ActionRun, _: ActionWithReason, account_id: str, event_id: str, receiver: str) -> Any:
+        await self.before()
+        done = (
+            outbox.update()
+            .where(outbox.c.event_id == event_id, outbox.c.status == "given_up")
+            .values(status="pending", round_at=self.api.now)
+        )
+        if await self.api.database.work(lambda rows: rows.execute(done).rowcount) == 0:
+            return Refusal(code="event_not_found", message="It is due.")
+        self.counts[event_id] += 1
+        return ActionWithReason(reason="done")
+
+
+@pytest.fixture
+def one_by_one(api: Api, monkeypatch: pytest.MonkeyPatch) -> OneByOne:
+    return OneByOne(api, monkeypatch)
+
+
+async def frozen(api: Api, thaw: trio.Event, acts: OneByOne, *, acted_on: int = 0) -> None:
+    """Do a batch in a process that stands still once it has acted on so many of its first entries."""
+    left = acted_on
+
+    async def wait() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            await thaw.wait()
+
+    acts.before = wait
+    await BulkActions(lambda: api.deps).work()
+
+
+@pytest.mark.parametrize("acted_on", [0, 3])
+async def test_a_process_that_thaws_after_another_took_over_counts_nothing(
+    api: Api, one_by_one: OneByOne, acted_on: int
+) -> None:
+    total = BATCH + 1
+    await plant(api, total)
+    one = f"{BULK}/{ok(await post(api, BULK, GIVEN_UP))['action_id']}"
+    thaw = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(frozen, api, thaw, one_by_one, acted_on=acted_on))
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        one_by_one.before = trio.lowlevel.checkpoint
+        await to_end(api)
+        ended = await get(api, one)
+        thaw.set()
+    assert (ended["state"], ended["done"], ended["refused"], ended["exceptions"]) == ("ended", total, 0, [])
+    assert await get(api, one) == ended
+    assert (len(one_by_one.counts), {*one_by_one.counts.values()}) == (total, {1})
+
+
+async def test_what_a_thawed_process_does_meanwhile_is_not_refused(api: Api, one_by_one: OneByOne) -> None:
+    await plant(api, AT_ONCE + 3)
+    one = f"{BULK}/{ok(await post(api, BULK, GIVEN_UP))['action_id']}"
+    thaw = trio.Event()
+
+    async def after_the_other() -> None:
+        thaw.set()
+        await trio.testing.wait_all_tasks_blocked(0.05)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(frozen, api, thaw, one_by_one))
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        one_by_one.before = after_the_other
+        await to_end(api)
+    ended = await get(api, one)
+    assert (ended["state"], ended["done"], ended["refused"], ended["exceptions"]) == ("ended", AT_ONCE + 3, 0, [])
+    assert (len(one_by_one.counts), {*one_by_one.counts.values()}) == (AT_ONCE + 3, {1})
+
+
+async def test_what_was_done_though_no_reply_came_is_not_refused(api: Api, one_by_one: OneByOne) -> None:
+    await plant(api, 3)
+    one = f"{BULK}/{ok(await post(api, BULK, GIVEN_UP))['action_id']}"
+    do = one_by_one.do
+
+    async def no_reply(*target: Any) -> Any:
+        await do(*target)
+        raise OutcomeUnknown("lost")
+
+    act = ACTS["retry_webhook"]
+    ACTS["retry_webhook"] = act._replace(action=replace(act.action, do=no_reply))
+    await to_end(api)
+    ended = await get(api, one)
+    assert (ended["done"], ended["refused"]) == (3, 0)
+
+
+async def test_a_stop_is_seen_within_a_batch(api: Api, one_by_one: OneByOne) -> None:
+    await plant(api, BATCH)
+    one = f"{BULK}/{ok(await post(api, BULK, GIVEN_UP))['action_id']}"
+
+    async def stop() -> None:
+        one_by_one.before = trio.lowlevel.checkpoint
+        ok(await post(api, f"{one}/stop", WHY))
+
+    one_by_one.before = stop
+    await BulkActions(lambda: api.deps).work()
+    stopped = await get(api, one)
+    assert (stopped["state"], stopped["done"]) == ("stopped", AT_ONCE)
+    ok(await post(api, f"{one}/continue", WHY))
+    await to_end(api)
+    assert (len(one_by_one.counts), {*one_by_one.counts.values()}) == (BATCH, {1})
+
+
 @pytest.mark.parametrize("fault", [OutcomeUnknown("lost"), DatabaseAway("gone", retry_after_s=1.0)])
 async def test_a_batch_that_could_not_be_written_is_done_later(
     api: Api, resends: Resends, fault: Exception
@@ -312,6 +431,44 @@ async def test_quarantined_actors_are_released_and_those_that_refuse_are_named(a
     assert released == Counter(dict.fromkeys(expected, 1))
     matches = await get(api, "/ops/api/bulk-matches?act=release_actor&filter=group%3Daccounts")
     assert [each["target"] for each in matches["oldest"]] == [["accounts", "acct_007"]]
+
+
+async def test_processes_that_did_not_answer_are_named(api: Api, browser: PageReader) -> None:
+    controls: Any = api.deps.operating.controls
+    controls.others = (AWAY,)
+    quarantined = ["acct_1"]
+
+    def answer(command: Any) -> Any:
+        match command:
+            case DescribeProcess():
+                return PROCESS
+            case ListKeys():
+                return KeyList([summary(each) for each in quarantined if each > command.after])
+            case DescribeKey():
+                return Refusal(code="actor_not_found", message="Not here.")
+            case ReleaseKey(key="acct_1"):
+                quarantined.clear()
+                return detail(command.key, "proc_1")
+        return Refusal(code="actor_not_quarantined", message="The actor is not quarantined.")
+
+    controls.answer = answer
+    chosen = "act=release_actor&filter=group%3Daccounts"
+    assert (await get(api, f"/ops/api/bulk-matches?{chosen}"))["unreachable"] == ["proc_3"]
+    said = "Without the actors of 1 process that did not answer: proc_3"
+    assert said in (await browser.read("/ops/bulk-actions?act=release_actor&group=accounts")).text
+    begun = ok(await post(api, BULK, {"act": "release_actor", "filter": "group=accounts", **WHY}))
+    assert begun["unreachable"] == ["proc_3"]
+    await to_end(api)
+    ended = await get(api, f"{BULK}/{begun['action_id']}")
+    assert (ended["state"], ended["done"], ended["unreachable"]) == ("ended", 1, ["proc_3"])
+    assert said in (await browser.read(f"/ops/bulk-actions/{begun['action_id']}")).text
+    # One that is released by its name, too.
+    released = await post(api, "/ops/api/actors/accounts/acct_2/release", WHY)
+    assert released.json()["error"]["message"] == (
+        "The actor is not quarantined. 1 of 2 processes did not answer: proc_3."
+    )
+    found = await api.call("GET", "/ops/api/actors/accounts/acct_2", headers=operator(api))
+    assert found.json()["error"]["message"] == "Not here. 1 of 2 processes did not answer: proc_3."
 
 
 @pytest.mark.parametrize(

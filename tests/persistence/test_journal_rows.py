@@ -216,7 +216,7 @@ def hostile_values(t: Any, i: int) -> list[Any]:
         PaymentEventRow(t, f"evt{i}", a, t, t, AT, "applied", t.encode()),
         OutboxRow(a, t, t, t, AT, AT, AT, task, f"evt{i}{t}", r, status=t),
         OutboxOutcomeRow(a, f"evt{i}{t}", 0, AT, later, t, later, t),
-        OutboxResendRow(a, f"evt{i}{t}", None, later, t + "!", 7, None, t),
+        OutboxResendRow(a, f"evt{i}{t}", later, later, t + "!", 7, None, t),
         OutboxAttemptRow(a, f"evt{i}{t}", 1, AT, None, t, 12),
         WebhookSecretRow(a, 1, AT),
         OutboxRow(a, t, t, t, AT, None, AT, AccountDisabled(t, t), f"evw{i}{t}", webhook_id=t),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from holdfast.actors.runtime.faults import OutcomeUnknown, Unavailable
 from holdfast.actors.runtime.refs import TellRef
@@ -43,10 +44,13 @@ class EventCommands:
         self._outbox = outbox
         self._now = now
 
-    async def resend(self, events: Sequence[EventAddress]) -> None:
-        """Make events due now under the same ids, in any delivery status, with no attempts made, in one commit."""
+    async def resend(self, events: Sequence[EventAddress], *, unless_since: datetime | None = None) -> None:
+        """Make events due now under the same ids, in any delivery status, with no attempts made, in one commit.
+
+        One whose round of attempts began since ``unless_since`` stays as it is.
+        """
         at = self._now()
-        again = (OutboxResendRow(each.account_id, each.event_id, due_at=at, round_at=at) for each in events)
+        again = (OutboxResendRow(each.account_id, each.event_id, at, unless_since) for each in events)
         await write_unfenced(self._journal, *again)
         for receiver in {each.receiver for each in events}:
             self._outbox.tell(EventsDue(receiver))

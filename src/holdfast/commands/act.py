@@ -54,6 +54,7 @@ def act_command(
         given = {"act": act, "filter": urlencode([each.partition("=")[::2] for each in words])}
         matches = ask("/ops/api/bulk-matches", MatchesBody, query=given)
         typer.echo(f"{matches.count} match.")
+        _tell_unreachable(matches.unreachable)
         for title, entries in (("oldest", matches.oldest), ("newest", matches.newest)):
             for each in entries:
                 typer.echo(f"{title} {each.at or '':24} {' '.join(each.target)}")
@@ -69,3 +70,9 @@ def act_command(
     typer.echo(f"{found.state}: {found.done} of {found.total} done, {found.refused} refused")
     for line in found.exceptions:
         typer.echo(line)
+    _tell_unreachable(found.unreachable)
+
+
+def _tell_unreachable(unreachable: list[str]) -> None:
+    if unreachable:
+        typer.echo(f"Without the actors of processes that did not answer: {', '.join(unreachable)}", err=True)

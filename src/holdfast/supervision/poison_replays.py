@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
@@ -52,12 +52,15 @@ class PoisonReplays:
         self._now = now
         self._idempotency_ttl = timedelta(seconds=idempotency_ttl_s)
 
-    async def replay(self, poison_id: str, *, deadline_s: float) -> PoisonRecord | Refusal:
+    async def replay(
+        self, poison_id: str, *, deadline_s: float, unless_since: datetime | None = None
+    ) -> PoisonRecord | Refusal:
         """Ask the message's actor once more, and return the row with the result.
 
         One that crashes again is kept. Refuses with ``poison_not_found``, ``poison_not_replayable`` (no body, one
-        that cannot be read, or an Idempotency-Key that has expired), ``poison_not_open`` (replayed, discarded, or
-        claimed). Raises the faults of an ask that was not accepted, and ``DatabaseAway``.
+        that cannot be read, or an Idempotency-Key that has expired), ``poison_not_open`` (replayed, discarded,
+        claimed, or kept after a replay ``unless_since`` a time). Raises the faults of an ask that was not accepted,
+        and ``DatabaseAway``.
         """
         found = await self._read(poison_id)
         if isinstance(found, Refusal):
@@ -72,7 +75,12 @@ class PoisonReplays:
         if getattr(command, "idempotency", None) is not None and until >= found.first_at + self._idempotency_ttl:
             return KEY_EXPIRED
         if not await self._database.work(
-            claim_replay, poison_id, now=now, until=until, repeatable=command.is_repeatable
+            claim_replay,
+            poison_id,
+            now=now,
+            until=until,
+            repeatable=command.is_repeatable,
+            unless_since=unless_since,
         ):
             return NOT_OPEN
         ref = self._directories[found.group_name].ref(found.key)

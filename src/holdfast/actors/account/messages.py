@@ -424,6 +424,8 @@ class ResolveOrder(Command[OrderResult], frozen=True):
     :func:`holdfast.ledger.orders.decisions.resolve_held`.
     """
 
+    is_idempotent: ClassVar[bool] = True
+
     order_id: str
     credit: bool
     amount_micro: int | None = None

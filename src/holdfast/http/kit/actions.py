@@ -11,6 +11,7 @@ import functools
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from datetime import datetime
 from functools import partial
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
@@ -59,7 +60,7 @@ class ActionRun:
     ``origin`` is where the operator asks from. Asks take ``deadline_s`` at most. ``idempotency`` is the
     Idempotency-Key, or why it is refused. ``sent`` is what is recorded as parameters; None: all that is given. If
     the run ``is_replay``, its reply is that to an earlier one with the same key. What ``goes_on`` after
-    its reply has its record completed by what does it then.
+    its reply has its record completed by what does it then. What was done ``unless_since`` is not done again.
     """
 
     deps: Dependencies
@@ -71,15 +72,17 @@ class ActionRun:
     idempotency: IdempotencyKey | Refusal | None = None
     sent: Mapping[str, object] | None = None
     is_replay: bool = False
+    unless_since: datetime | None = None
     goes_on: bool = field(default=False, init=False)
     _is_urgent: bool = field(default=False, init=False)
     _record: OperatorAction | None = field(default=None, init=False)
 
     @classmethod
-    def resumed(cls, deps: Dependencies, record: OperatorAction) -> ActionRun:
+    def resumed(cls, deps: Dependencies, record: OperatorAction, unless_since: datetime | None = None) -> ActionRun:
         """Return a run that goes on with what was recorded."""
         operator = Operator(record.operator, "act", cast("OperatorCredential", record.credential))
-        run = cls(deps, operator, record.origin, deadline_s=deps.settings.ask_deadline_s)
+        deadline_s = deps.settings.ask_deadline_s
+        run = cls(deps, operator, record.origin, deadline_s=deadline_s, unless_since=unless_since)
         run._record = record
         return run
 

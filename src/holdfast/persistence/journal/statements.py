@@ -268,6 +268,13 @@ def _emptied_lots(operations: Iterable[Operation]) -> list[Cells]:
     ]
 
 
+_RESEND = """
+update outbox t set due_at = v.due_at, round_at = v.due_at, status = v.status, tries = v.tries, done_at = v.done_at,
+    reason = v.reason
+from {arrays}
+where t.account_id = v.account_id and t.event_id = v.event_id and (v.round_at is null or t.round_at < v.round_at)
+"""
+
 _ORDER = (
     "account_id", "order_id", "version", "status", "statuses.reconcile_status", "updated_at", "wake_at", "state",
 )  # fmt: skip
@@ -416,7 +423,12 @@ STATEMENTS: tuple[RowStatement, ...] = (
     RowStatement(tables.idempotency_records, rows.IdempotencyRow).upsert(),
     RowStatement(tables.outbox, rows.OutboxRow).insert(),
     RowStatement(tables.outbox, rows.OutboxOutcomeRow).update(["account_id", "event_id", "attempts", "round_at"]),
-    RowStatement(tables.outbox, rows.OutboxResendRow).update(),
+    RowStatement(
+        tables.outbox,
+        rows.OutboxResendRow,
+        ("account_id", "event_id", "due_at", "status", "tries", "done_at", "reason"),
+        round_at="unless_since",
+    ).using(_RESEND, ("account_id", "event_id")),
     RowStatement(tables.outbox_attempts, rows.OutboxAttemptRow).insert("on conflict do nothing"),
     RowStatement(tables.webhook_secrets, rows.WebhookSecretRow).insert("on conflict do nothing"),
     RowStatement(tables.webhooks, event_rows.WebhookRow).upsert(

@@ -2,7 +2,8 @@
 
 The row of the action is all there is of it: while it has no result it goes on, and its ``effect`` says how far.
 Which entries are in hand is written before they are acted on. So a process that goes on with the action of one that
-has ended finds which of those that has done: they match no longer.
+has ended finds which of those that has done: they match no longer. Each write has the next number, so one that was
+replaced while it stood still can write no more.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _ALL = select(*(actions.c[name] for name in OperatorAction._fields)).where(
 )
 _WRITE = text(
     "update operator_actions set effect = cast(:effect as json) where action_id = :action_id and result is null "
-    "and coalesce(effect ->> 'after', '') = :after and coalesce(effect ->> 'upto', '') = :upto"
+    "and coalesce(cast(effect ->> 'number' as bigint), 0) = :number"
 )
 
 
@@ -45,11 +46,15 @@ class Match(NamedTuple):
 
 
 class Matches(NamedTuple):
-    """How many entries match, with the first and the last few in the list's order, oldest first."""
+    """How many entries match, with the first and the last few in the list's order, oldest first.
+
+    Those of the processes ``unreachable``, which did not answer, are not among them.
+    """
 
     total: int
     first: list[Match]
     last: list[Match]
+    unreachable: Sequence[str] = ()
 
 
 class BulkProgress(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -57,7 +62,8 @@ class BulkProgress(msgspec.Struct, frozen=True, omit_defaults=True):
 
     It is on entries from before ``until``, of which ``total`` matched at the start. Those up to the position
     ``after`` were acted on; ``in_hand`` are those after it up to ``upto``. ``exceptions`` are the first ones, with
-    the code that refused each. ``key`` is the Idempotency-Key that began it, with its operator.
+    the code that refused each. ``key`` is the Idempotency-Key that began it, with its operator. ``unreachable`` are
+    the processes whose entries were left out, since they did not answer. ``number`` counts what was written.
     """
 
     act: str
@@ -71,7 +77,9 @@ class BulkProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     after: str = ""
     upto: str = ""
     in_hand: int = 0
+    unreachable: str = ""
     stopped_by: str = ""
+    number: int = 0
 
     @classmethod
     def of(cls, action: OperatorAction) -> BulkProgress:
@@ -186,10 +194,14 @@ def stopped_by(rows: Connection, action: OperatorAction) -> str | None:
     return rows.execute(stops.order_by(actions.c.at).limit(1)).scalar()
 
 
-def write_progress(rows: Connection, action_id: str, before: BulkProgress, after: BulkProgress) -> bool:
-    """Write how far a bulk action is; False if it has ended, or if another process has gone on with it."""
-    written = {"action_id": action_id, "after": before.after, "upto": before.upto}
-    return rows.execute(_WRITE, {**written, "effect": msgspec.json.encode(after.effect()).decode()}).rowcount == 1
+def write_progress(rows: Connection, action_id: str, progress: BulkProgress) -> BulkProgress | None:
+    """Write how far a bulk action is now, under the next number.
+
+    Returns None if it has ended, or if another process has gone on with it since ``progress`` was read.
+    """
+    after = msgspec.structs.replace(progress, number=progress.number + 1)
+    written = {"effect": msgspec.json.encode(after.effect()).decode(), "number": progress.number}
+    return after if rows.execute(_WRITE, {"action_id": action_id, **written}).rowcount == 1 else None
 
 
 def begin_progress(

@@ -91,7 +91,9 @@ _TRIM_ALL = text(
 _CLAIM = text(
     "update poison_messages set state = 'replaying', claimed_until = :until, replays = replays + 1, "
     "replayed_at = :now where poison_id = :poison_id and (state = 'kept' or (:repeatable and (state = 'unknown' "
-    "or (state = 'replaying' and claimed_until < :now)))) returning poison_id"
+    "or (state = 'replaying' and claimed_until < :now)))) "
+    "and (cast(:unless_since as timestamptz) is null or replayed_at is null or replayed_at < :unless_since) "
+    "returning poison_id"
 )
 _COUNT_OPEN = text(f"select count(*) from poison_messages where {_OPEN}")
 _FINISH = text(
@@ -136,12 +138,27 @@ def open_poison_count(rows: Connection) -> int:
     return int(rows.execute(_COUNT_OPEN).scalar_one())
 
 
-def claim_replay(rows: Connection, poison_id: str, *, now: datetime, until: datetime, repeatable: bool) -> bool:
+def claim_replay(
+    rows: Connection,
+    poison_id: str,
+    *,
+    now: datetime,
+    until: datetime,
+    repeatable: bool,
+    unless_since: datetime | None = None,
+) -> bool:
     """Claim a message for one replay until a time. Returns False if it is claimed, replayed or discarded.
 
-    One whose last replay has no result is claimed only if it is ``repeatable``.
+    One whose last replay has no result is claimed only if it is ``repeatable``; one that was replayed since a time,
+    if that is given, is not.
     """
-    claim = {"poison_id": poison_id, "now": now, "until": until, "repeatable": repeatable}
+    claim = {
+        "poison_id": poison_id,
+        "now": now,
+        "until": until,
+        "repeatable": repeatable,
+        "unless_since": unless_since,
+    }
     return rows.execute(_CLAIM, claim).first() is not None
 
 

@@ -429,12 +429,12 @@ class OutboxOutcomeRow(JournaledRow, frozen=True):
 
 
 class OutboxResendRow(JournaledRow, frozen=True):
-    """An event to be resent, due immediately: ``tries`` starts again from zero."""
+    """An event to be resent: a round of attempts from ``due_at``, unless one began since ``unless_since``."""
 
     account_id: str
     event_id: str
-    due_at: datetime | None
-    round_at: datetime
+    due_at: datetime
+    unless_since: datetime | None
     status: str = "pending"
     tries: int = 0
     done_at: datetime | None = None

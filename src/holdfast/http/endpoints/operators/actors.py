@@ -13,7 +13,7 @@ from typing import Annotated, Final, get_args
 
 import msgspec
 
-from holdfast.http.endpoints.operators.processes import ask_all, ask_control
+from holdfast.http.endpoints.operators.processes import Answers, ask_all, ask_control
 from holdfast.http.kit.actions import ActionRun, OperatorRoutes
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
@@ -134,7 +134,8 @@ async def list_actors(call: Call) -> Outcome:
 )
 async def read_actor(call: Call) -> Outcome:
     """The account's or task's owner is asked first, then the other members."""
-    return await _find(call.deps, call.path["group"], call.path["key"])
+    found, _ = await _find(call.deps, call.path["group"], call.path["key"])
+    return found
 
 
 @_on_actor.action(
@@ -195,22 +196,28 @@ async def list_dead_letters(call: Call) -> Outcome:
 
 
 async def _act(deps: Dependencies, action: KeyAction) -> KeyDescription | Refusal:
-    found = await _find(deps, action.group, action.key)
+    found, answers = await _find(deps, action.group, action.key)
     owner = deps.operating.controls.owner_of(action.group, action.key)
-    return await ask_control(deps, owner if isinstance(found, Refusal) else found.member_id, action)
+    reply = await ask_control(deps, owner if isinstance(found, Refusal) else found.member_id, action)
+    return answers.complete(reply) if isinstance(reply, Refusal) else reply
 
 
-async def _find(deps: Dependencies, group: str, key: str) -> KeyDescription | Refusal:
-    """Describe an actor by the member that has it, its owner or any other, or else by one that remembers it."""
+async def _find(
+    deps: Dependencies, group: str, key: str
+) -> tuple[KeyDescription | Refusal, Answers[KeyDescription]]:
+    """Describe an actor by the member that has it, its owner or any other, or else by one that remembers it.
+
+    Returns the answers of all members, too, if all were asked.
+    """
     question = DescribeKey(group, key)
     found = await ask_control(deps, deps.operating.controls.owner_of(group, key), question)
     if isinstance(found, Refusal):
         if found.code != "actor_not_found":
-            return found
+            return found, Answers({}, [], 0)
     elif found.state != "passivated":
-        return found
-    answers = [*(await ask_all(deps, question)).by_member.values()]
-    active = next((answer for answer in answers if answer.state != "passivated"), None)
-    if active is not None:
-        return active
-    return answers[0] if isinstance(found, Refusal) and answers else found
+        return found, Answers({}, [], 0)
+    answers = await ask_all(deps, question)
+    known = sorted(answers.by_member.values(), key=lambda each: each.state == "passivated")
+    if known and (isinstance(found, Refusal) or known[0].state != "passivated"):
+        return known[0], answers
+    return answers.complete(found) if isinstance(found, Refusal) else found, answers

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 import trio
 
-from holdfast.actors.runtime.faults import AskFault
+from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown
 from holdfast.actors.workers.passes import ALWAYS, Schedule, do_each, repeat
 from holdfast.http.endpoints.operators.actors import GROUP, release_actor
 from holdfast.http.endpoints.operators.orders import TROUBLE, Resolution, reconcile_payment, resolve_payment_order
@@ -88,6 +88,7 @@ BATCH: Final = 100
 PAUSE_S: Final = 0.2
 """The pause after each batch, which leaves the service to its customers: at most 500 entries a second."""
 AT_ONCE: Final = 8
+"""How many of a batch are acted on at once; after them a stop is seen."""
 EXCEPTIONS_MAX: Final = 20
 EVERY_S: Final = 1.0
 
@@ -97,7 +98,7 @@ class Act(NamedTuple):
 
     ``path`` and ``filters`` are the list's; the ``usual`` ones hold unless others are sent. Without ``rows`` its
     entries are quarantined actors, which are in memory. ``given`` makes the body of the action from the reason.
-    What is done ``together`` is done in one commit instead.
+    What is done ``together`` is done in one commit instead, of those not touched since the time it is given.
     """
 
     action: Action[Any, ..., Any]
@@ -106,7 +107,7 @@ class Act(NamedTuple):
     rows: RowList | None
     given: Callable[..., msgspec.Struct] = ActionWithReason
     usual: Mapping[str, str] = {}
-    together: Callable[[Dependencies, Sequence[Match]], Awaitable[None]] | None = None
+    together: Callable[[Dependencies, Sequence[Match], datetime], Awaitable[None]] | None = None
 
     def read_filter(self, sent: str) -> dict[str, str] | Refusal:
         """Return the filters of a query string. Refuses with ``invalid_parameter`` or ``missing_parameter``."""
@@ -122,58 +123,79 @@ class Act(NamedTuple):
             return await deps.database.scan(
                 partial(count_matches, of=self.rows, filters=filters, until=until, shown=SHOWN)
             )
-        processes = (await ask_all(deps, DescribeProcess())).by_member.values()
-        total = count_quarantined(processes, filters["group"])
-        return Matches(total, await _quarantined(deps, filters["group"], "", SHOWN), [])
+        answers = await ask_all(deps, DescribeProcess())
+        total = count_quarantined(answers.by_member.values(), filters["group"])
+        found = await _quarantined(deps, filters["group"], "", SHOWN)
+        return Matches(total, found.first, [], sorted({*answers.unreachable, *found.unreachable}))
 
-    async def next(self, deps: Dependencies, filters: Mapping[str, str], progress: BulkProgress) -> list[Match]:
-        """Return those to act on next, or those of the batch in hand that are still to be acted on."""
+    async def next(self, deps: Dependencies, filters: Mapping[str, str], progress: BulkProgress) -> Matches:
+        """Return those to act on next, or those of the entries in hand that are still to be acted on."""
         if self.rows is not None:
             # As long as the count may take: what it has found must not be too slow to find again.
-            return await deps.database.scan(
+            rows = await deps.database.scan(
                 partial(next_matches, of=self.rows, filters=filters, progress=progress, most=BATCH)
             )
+            return Matches(len(rows), rows, [])
         found = await _quarantined(deps, filters["group"], progress.after, BATCH)
-        return [each for each in found if not progress.upto or each.position <= progress.upto]
+        return found._replace(
+            first=[each for each in found.first if not progress.upto or each.position <= progress.upto]
+        )
 
-    async def do(self, deps: Dependencies, record: OperatorAction, found: Sequence[Match]) -> list[str]:
-        """Act on each, and return the exceptions. Raises :class:`DatabaseAway`, or a fault of what is together."""
+    async def do(
+        self, deps: Dependencies, record: OperatorAction, found: Sequence[Match], since: datetime
+    ) -> list[_Refused]:
+        """Act on each that was not acted on ``since``, and return those that were refused or failed.
+
+        Raises :class:`DatabaseAway`, or a fault of what is together.
+        """
         if self.together is not None:
-            await self.together(deps, found)
+            await self.together(deps, found, since)
             return []
-        exceptions: list[str] = []
+        refused: list[_Refused] = []
         away: list[DatabaseAway] = []
         given = self.given(reason=record.reason or "")
 
         async def one(match: Match) -> None:
+            is_unknown = False
             try:
-                reply = await self.action.do(ActionRun.resumed(deps, record), given, *match.target)
+                reply = await self.action.do(ActionRun.resumed(deps, record, since), given, *match.target)
             except DatabaseAway as fault:
                 away.append(fault)
                 return
+            except OutcomeUnknown as fault:
+                reply, is_unknown = refusal_of_fault(fault), True
             except Exception as fault:
                 reply = refusal_of_fault(fault)
                 if reply is None:
                     log.exception("a bulk action failed on an entry", action_id=record.action_id)
                     reply = INTERNAL_ERROR
             if isinstance(reply, Refusal):
-                exceptions.append(f"{match.target[-1]}: {reply.code}")
+                refused.append(_Refused(match, f"{match.target[-1]}: {reply.code}", is_unknown))
 
         await do_each(one, found, concurrent_max=AT_ONCE)
         if away:
             raise away[0]
-        return exceptions
+        return refused
 
 
-async def _quarantined(deps: Dependencies, group: str, after: str, most: int) -> list[Match]:
+class _Refused(NamedTuple):
+    """An entry that was not acted on, and why; or whose outcome is not known."""
+
+    match: Match
+    why: str
+    is_unknown: bool
+
+
+async def _quarantined(deps: Dependencies, group: str, after: str, most: int) -> Matches:
     answers = await ask_all(deps, ListKeys(group, "quarantined", after, most))
     keys = sorted({each.key for answer in answers.by_member.values() for each in answer.keys})
-    return [Match(None, key, (group, key)) for key in keys[:most]]
+    found = [Match(None, key, (group, key)) for key in keys[:most]]
+    return Matches(len(found), found, [], answers.unreachable)
 
 
-async def _resend(deps: Dependencies, found: Sequence[Match]) -> None:
+async def _resend(deps: Dependencies, found: Sequence[Match], since: datetime) -> None:
     if found:
-        await deps.sending.events.resend([EventAddress(*each.target) for each in found])
+        await deps.sending.events.resend([EventAddress(*each.target) for each in found], unless_since=since)
 
 
 _HELD: Final = {"trouble": "held"}
@@ -236,48 +258,93 @@ class BulkActions:
 
 async def _go_on(deps: Dependencies, record: OperatorAction) -> bool:
     """Do a bulk action's next batch, or end it; return whether that was done."""
-    before = BulkProgress.of(record)
-    act = ACTS.get(before.act)
-    filters = act.read_filter(before.filter) if act is not None else None
+    progress = BulkProgress.of(record)
+    act = ACTS.get(progress.act)
+    filters = act.read_filter(progress.filter) if act is not None else None
     if act is None or not isinstance(filters, dict):
         return False  # of another release, whose processes go on with it
-    found = await act.next(deps, filters, before)
-    progress = before
-    if before.upto:
-        # The others of the batch were acted on by a process that ended, or failed, before it could write so.
-        progress = msgspec.structs.replace(before, done=before.done + max(0, before.in_hand - len(found)))
-    else:
-        stopped = await deps.database.read(partial(stopped_by, action=record))
-        if stopped is not None or not found:
-            return await _end(deps, record, before, stopped)
-        progress = msgspec.structs.replace(before, upto=found[-1].position, in_hand=len(found))
-        if not await deps.write_record(
-            partial(write_progress, action_id=record.action_id, before=before, after=progress)
-        ):
+    return await _Batch(deps, record, act, filters).do(progress)
+
+
+class _Batch(NamedTuple):
+    """The next entries of a bulk action. Where progress is returned, None: another process has gone on with it."""
+
+    deps: Dependencies
+    record: OperatorAction
+    act: Act
+    filters: Mapping[str, str]
+
+    async def do(self, progress: BulkProgress) -> bool:
+        matches = await self.act.next(self.deps, self.filters, progress)
+        left = matches.first
+        silent = {*filter(None, progress.unreachable.split("; ")), *matches.unreachable}
+        progress = msgspec.structs.replace(progress, unreachable="; ".join(sorted(silent)))
+        if progress.upto:
+            # The others in hand were acted on by a process that stands still, has ended or failed.
+            done = progress.done + max(0, progress.in_hand - len(left))
+            taken_over = msgspec.structs.replace(progress, done=done, in_hand=len(left))
+            return await self._act_on(left, taken_over, is_first=False) is not None
+        if not left:
+            return await self._end(progress, None)
+        at_once = BATCH if self.act.together is not None else AT_ONCE
+        while left:
+            stopped = await self.deps.database.read(partial(stopped_by, action=self.record))
+            if stopped is not None:
+                return await self._end(progress, stopped)
+            found, left = left[:at_once], left[at_once:]
+            in_hand = msgspec.structs.replace(progress, upto=found[-1].position, in_hand=len(found))
+            after = await self._act_on(found, in_hand, is_first=True)
+            if after is None:
+                return False
+            progress = after
+        return True
+
+    async def _act_on(
+        self, found: Sequence[Match], in_hand: BulkProgress, *, is_first: bool
+    ) -> BulkProgress | None:
+        """Act on the entries in hand, and write how far it is.
+
+        One that was refused was acted on before if it matches no longer and its outcome was not known, or this
+        process was not the first to act on it.
+        """
+        progress = await self._write(in_hand)
+        if progress is None:
+            return None
+        refused = await self.act.do(self.deps, self.record, found, progress.until)
+        in_doubt = {each.match.position for each in refused if each.is_unknown or not is_first}
+        if in_doubt:
+            matches = await self.act.next(self.deps, self.filters, progress)
+            in_doubt -= {each.position for each in matches.first}
+            refused = [each for each in refused if each.match.position not in in_doubt]
+        known = progress.exceptions.split("; ") if progress.exceptions else []
+        done = msgspec.structs.replace(
+            progress,
+            done=progress.done + len(found) - len(refused),
+            refused=progress.refused + len(refused),
+            exceptions="; ".join([*known, *(each.why for each in refused)][:EXCEPTIONS_MAX]),
+            after=progress.upto,
+            upto="",
+            in_hand=0,
+        )
+        return await self._write(done)
+
+    async def _write(self, progress: BulkProgress) -> BulkProgress | None:
+        return await self.deps.write_record(
+            partial(write_progress, action_id=self.record.action_id, progress=progress)
+        )
+
+    async def _end(self, progress: BulkProgress, stopped: str | None) -> bool:
+        """Complete the record: of one that was stopped, with where another action may continue."""
+        written = await self._write(progress)
+        if written is None:
             return False
-    exceptions = await act.do(deps, record, found)
-    known = progress.exceptions.split("; ") if progress.exceptions else []
-    done = msgspec.structs.replace(
-        progress,
-        done=progress.done + len(found) - len(exceptions),
-        refused=progress.refused + len(exceptions),
-        exceptions="; ".join([*known, *exceptions][:EXCEPTIONS_MAX]),
-        after=progress.upto,
-        upto="",
-        in_hand=0,
-    )
-    return await deps.write_record(partial(write_progress, action_id=record.action_id, before=progress, after=done))
-
-
-async def _end(deps: Dependencies, record: OperatorAction, progress: BulkProgress, stopped: str | None) -> bool:
-    """Complete the record: of one that was stopped, with where another action may continue."""
-    ended = msgspec.structs.replace(
-        progress, stopped_by=stopped or "", after="" if stopped is None else progress.after
-    )
-    run = ActionRun.resumed(deps, record)
-    run.note(**ended.effect())
-    await run.end("done")
-    return True
+        ended = msgspec.structs.replace(
+            written, stopped_by=stopped or "", after="" if stopped is None else written.after, number=0
+        )
+        run = ActionRun.resumed(self.deps, self.record)
+        run.note(**ended.effect())
+        await run.end("done")
+        return True
 
 
 # -------------------------------------------------------------------------------------------------- endpoints
@@ -325,6 +392,8 @@ class MatchesBody(msgspec.Struct, frozen=True):
     """The first few, oldest first."""
     newest: list[MatchBody]
     """The last few, newest first; none of actors."""
+    unreachable: list[str]
+    """The members that did not answer, whose actors are not counted."""
 
 
 class BulkActionBody(msgspec.Struct, frozen=True):
@@ -352,6 +421,8 @@ class BulkActionBody(msgspec.Struct, frozen=True):
     """How many were not, because they were refused or failed."""
     exceptions: list[str]
     """The first twenty of those, each with the code of its error."""
+    unreachable: list[str]
+    """The members that did not answer at some time, so that actors of theirs may not have been acted on."""
     stopped_by: str | None
     """Who stopped it; null if it was not stopped."""
     ended_at: Time | None
@@ -381,7 +452,12 @@ async def read_bulk_matches(call: Call) -> Outcome:
         return filters
     found = await act.count_all(call.deps, filters, call.deps.now())
     return MatchesBody(
-        name, act.path, found.total, [*map(_match, found.first)], [*map(_match, reversed(found.last))]
+        name,
+        act.path,
+        found.total,
+        oldest=[*map(_match, found.first)],
+        newest=[*map(_match, reversed(found.last))],
+        unreachable=[*found.unreachable],
     )
 
 
@@ -437,8 +513,9 @@ async def act_on_all(run: ActionRun, given: BulkRequest) -> BulkActionBody | Ref
         return filters
     until = run.record.at
     found = await act.count_all(run.deps, filters, until)
-    key = _key_of(run)
-    progress = BulkProgress(given.act, given.filter, until, found.total, key)
+    progress = BulkProgress(
+        given.act, given.filter, until, found.total, _key_of(run), unreachable="; ".join(found.unreachable)
+    )
     begin = partial(begin_once, action_id=run.record.action_id, progress=progress)
     earlier = await run.deps.write_record(in_one_transaction(begin))
     if earlier is None:
@@ -459,7 +536,7 @@ async def read_bulk_action(call: Call) -> Outcome:
 
 @_on_one.action("/stop", "Stop a bulk action", name=STOP)
 async def stop_bulk_action(run: ActionRun, _: ActionRequest, action_id: str) -> BulkActionBody | Refusal:
-    """It ends after the entries that are in hand. One that has ended stays as it is."""
+    """It ends after the entries that are in hand, of which there are few. One that has ended stays as it is."""
     found = await run.deps.find_by_id(bulk_action_by_id, action_id)
     return _not_found(action_id) if found is None else _body(found, now=run.deps.now())
 
@@ -474,7 +551,9 @@ async def continue_bulk_action(run: ActionRun, _: ActionRequest, action_id: str)
         return _not_found(action_id)
     was = BulkProgress.of(found)
     total = max(0, was.total - was.done - was.refused)
-    left = msgspec.structs.replace(was, total=total, key="", done=0, refused=0, exceptions="", stopped_by="")
+    left = msgspec.structs.replace(
+        was, total=total, key="", done=0, refused=0, exceptions="", unreachable="", stopped_by=""
+    )
     begun = await _continue(run, left, action_id) if _state(found, run.deps.now()) == "stopped" else None
     message = f"The bulk action {shown(action_id)} runs, has ended, or was continued."
     return begun or Refusal(code="bulk_action_not_stopped", message=message)
@@ -501,6 +580,7 @@ def _body(action: OperatorAction, now: datetime) -> BulkActionBody:
         progress,
         state=_state(action, now),
         exceptions=progress.exceptions.split("; ") if progress.exceptions else [],
+        unreachable=progress.unreachable.split("; ") if progress.unreachable else [],
         stopped_by=progress.stopped_by or None,
     )
 

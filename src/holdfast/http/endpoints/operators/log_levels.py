@@ -97,4 +97,4 @@ async def raise_log_level(run: ActionRun, given: RaiseLevelRequest) -> LogLevels
     if given.member_id is None:
         return _listed(await ask_all(run.deps, command))
     answer = await ask_control(run.deps, given.member_id, command)
-    return answer if isinstance(answer, Refusal) else _listed(Answers({given.member_id: answer}, []))
+    return answer if isinstance(answer, Refusal) else _listed(Answers({given.member_id: answer}, [], 1))

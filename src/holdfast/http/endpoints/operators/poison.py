@@ -105,7 +105,9 @@ async def read_poison_message(call: Call) -> Outcome:
 )
 async def replay_poison_message(run: ActionRun, _: ActionWithReason, poison_id: str) -> PoisonBody | Refusal:
     """If it crashes its actor again it is kept, and counted."""
-    found = await run.deps.operating.poison.replay(poison_id, deadline_s=run.deps.settings.ask_deadline_s)
+    found = await run.deps.operating.poison.replay(
+        poison_id, deadline_s=run.deps.settings.ask_deadline_s, unless_since=run.unless_since
+    )
     return found if isinstance(found, Refusal) else poison_body(found)
 
 

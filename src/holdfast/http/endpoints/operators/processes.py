@@ -55,29 +55,38 @@ async def ask_control(deps: Dependencies, member_id: str, command: Command[T]) -
 
 
 class Answers(NamedTuple, Generic[T]):
-    """What control actors answered, by member, and the members that did not answer in time."""
+    """What control actors answered, by member, and which of those ``asked`` did not answer in time."""
 
     by_member: dict[str, T]
     unreachable: list[str]
+    asked: int
+
+    def complete(self, refusal: Refusal) -> Refusal:
+        """Return a refusal that says, if some did not answer, that it is by the answers of the others."""
+        if not self.unreachable:
+            return refusal
+        silent = f"{len(self.unreachable)} of {self.asked} processes did not answer: {', '.join(self.unreachable)}."
+        return msgspec.structs.replace(refusal, message=f"{refusal.message} {silent}")
 
 
 async def ask_all(deps: Dependencies, command: Command[T]) -> Answers[T]:
-    """Ask the control actors of all members at once. A refusal is no answer."""
+    """Ask the control actors of all members at once. Refusals are left out."""
     controls = deps.operating.controls
-    answers: dict[str, T | None] = {member.member_id: None for member in controls.members()}
+    members = controls.members()
+    answers: dict[str, T | Refusal] = {}
 
     async def ask_one(member_id: str) -> None:
         with suppress(AskFault):
-            answer = await controls.ask(member_id, command, deadline_s=GATHER_S)
-            answers[member_id] = None if isinstance(answer, Refusal) else answer
+            answers[member_id] = await controls.ask(member_id, command, deadline_s=GATHER_S)
 
     async with trio.open_nursery() as nursery:
-        for member in controls.members():
+        for member in members:
             if member.unreachable_for_s is None:
                 nursery.start_soon(ask_one, member.member_id)
     return Answers(
-        {member_id: answer for member_id, answer in answers.items() if answer is not None},
-        [member_id for member_id, answer in answers.items() if answer is None],
+        {member_id: answer for member_id, answer in answers.items() if not isinstance(answer, Refusal)},
+        [member.member_id for member in members if member.member_id not in answers],
+        len(members),
     )
 
 
