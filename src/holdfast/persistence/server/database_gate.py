@@ -43,6 +43,8 @@ class DatabaseGate:
         self._stalled: str | None = None
         self.is_open = False
         """Whether the database answered when it was last used or probed."""
+        self.closings = 0
+        """How often it has closed."""
         self._changed = trio.lowlevel.ParkingLot()
         self._waiting: dict[trio.CancelScope, float] = {}
         self._timeouts = 0
@@ -143,6 +145,7 @@ class DatabaseGate:
             for scope, deadline in self._waiting.items():
                 scope.deadline = deadline
         else:
+            self.closings += 1
             self._doubted.set()
             metrics.DATABASE_UP.set(0)
             metrics.DATABASE_OUTAGES.inc()
