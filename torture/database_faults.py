@@ -137,7 +137,7 @@ async def hold_lock(deployment: Deployment, rng: random.Random) -> None:
 async def fill_disk(deployment: Deployment, rng: random.Random) -> None:
     """The file system of the database and the results is full for a while."""
     ballast = deployment.folder / "var" / "ballast"
-    await trio.to_thread.run_sync(_fill, ballast)
+    await trio.to_thread.run_sync(fill, ballast)
     try:
         await trio.sleep(rng.uniform(0.2, 2))
         # A log that needs a new file now finds no room for it; the server has some in store.
@@ -145,7 +145,7 @@ async def fill_disk(deployment: Deployment, rng: random.Random) -> None:
             turns = ("select pg_logical_emit_message(false, '', 'full')", "select pg_switch_wal()") * LOG_FILES
             await trio.to_thread.run_sync(_execute, deployment, *turns)
         # What others gave free in between is taken too.
-        await trio.to_thread.run_sync(_fill, ballast)
+        await trio.to_thread.run_sync(fill, ballast)
         await trio.sleep(rng.uniform(0.2, 1))
     finally:
         ballast.unlink()
@@ -164,7 +164,7 @@ def _execute(deployment: Deployment, *statements: str) -> None:
             connection.execute(statement)
 
 
-def _fill(path: Path) -> None:
+def fill(path: Path) -> None:
     """Fill all free blocks with a file, also those freed meanwhile."""
     with path.open("ab") as file:
         for _ in range(BALLAST_ROUNDS):

@@ -7,6 +7,7 @@ Each kind of deployment lets other faults happen:
 - ``processes``: three processes on one PostgreSQL, reached through a proxy
 - ``workers``: a parent with its embedded database, and two workers below it
 - ``pair``: one process, a PostgreSQL with a synchronous standby, a URL that names both
+- ``patroni``: two processes, a PostgreSQL on each of three machines, which Patroni and etcd watch
 - ``disk``: embedded, everything on a small file system of its own
 - ``files``: embedded, and few files may be open
 - ``clock``: embedded, and the service's clock can be moved
@@ -31,16 +32,17 @@ import trio
 from .card_stand_in import CardStandIn
 from .clients import Customer
 from .media_stand_in import MediaStandIn
+from .patroni import PatroniCluster, missing
 from .postgres import PostgresServer, await_end, postmaster_of
 from .proxy import Proxy
 from .record import AccountRecord, Witness
 from .sender import Sender
 from .service import Service
 
-DeploymentKind = Literal["embedded", "server", "processes", "workers", "pair", "disk", "files", "clock"]
+DeploymentKind = Literal["embedded", "server", "processes", "workers", "pair", "patroni", "disk", "files", "clock"]
 KINDS: tuple[DeploymentKind, ...] = get_args(DeploymentKind)
 
-PROCESSES = 3
+PROCESSES = {"processes": 3, "patroni": 2}
 WORKERS = 2
 ACCOUNTS = 2
 CLIENTS_PER_ACCOUNT = 4
@@ -83,6 +85,7 @@ class Deployment:
     services: list[Service] = field(default_factory=list)
     database: PostgresServer | None = None
     standby: PostgresServer | None = None
+    cluster: PatroniCluster | None = None
     proxy: Proxy | None = None
     customers: list[Customer] = field(default_factory=list)
     clock_offset_s: int = 0
@@ -102,6 +105,8 @@ class Deployment:
         """The URL of the database for the harness."""
         if self.database is not None:
             return self.database.url
+        if self.cluster is not None:
+            return self.cluster.url
         # Its socket is where its pid file says.
         lines = (self.embedded_pgdata / "postmaster.pid").read_text().splitlines()
         return f"postgresql://postgres@/holdfast?host={quote(lines[4], safe='')}&port=5432"
@@ -140,6 +145,25 @@ class Deployment:
                         break
                 except httpx2.TransportError as fault:
                     seen = repr(fault)
+                if trio.current_time() - since > RECOVERY_S_MAX:
+                    raise NotRecovered(f"{service.name} answers {seen} {RECOVERY_S_MAX:.0f} s after the fault")
+                await trio.sleep(PROBE_PAUSE_S)
+        return trio.current_time() - since
+
+    async def first_writes(self, since: float) -> float:
+        """Return the seconds from ``since`` until every process has committed a change.
+
+        Raises :class:`NotRecovered`.
+        """
+        for service in self.services:
+            url, body = f"{service.url}/v2/control/auth/otp", {"email": f"{service.name}@example.com"}
+            while True:
+                seen = ""
+                with contextlib.suppress(httpx2.TransportError):
+                    answer = await self.http.post(url, json=body, timeout=15)
+                    if answer.status_code == 200:
+                        break
+                    seen = f"{answer.status_code} {answer.text[:200]}"
                 if trio.current_time() - since > RECOVERY_S_MAX:
                     raise NotRecovered(f"{service.name} answers {seen} {RECOVERY_S_MAX:.0f} s after the fault")
                 await trio.sleep(PROBE_PAUSE_S)
@@ -226,7 +250,7 @@ async def deploy(
                     yield deployment
                 finally:
                     nursery.cancel_scope.cancel()
-                    for server in (deployment.standby, deployment.database):
+                    for server in (deployment.standby, deployment.database, deployment.cluster):
                         if server is not None:
                             await _shielded_stop(server)
         await _await_embedded_end(deployment)
@@ -240,7 +264,7 @@ def new_folder(kind: DeploymentKind) -> Path:
     return folder
 
 
-async def _shielded_stop(server: PostgresServer) -> None:
+async def _shielded_stop(server: PostgresServer | PatroniCluster) -> None:
     with trio.CancelScope(shield=True):
         await trio.to_thread.run_sync(server.stop, "immediate")
 
@@ -254,6 +278,11 @@ async def _await_embedded_end(deployment: Deployment) -> None:
 
 
 async def _start_database(deployment: Deployment, nursery: trio.Nursery) -> None:
+    if deployment.kind == "patroni":
+        if lacking := missing():
+            raise NotPossible(f"machines for Patroni: {lacking}")
+        deployment.cluster = PatroniCluster(deployment.folder)
+        await trio.to_thread.run_sync(deployment.cluster.create)
     if deployment.kind not in {"server", "processes", "pair"}:
         return
     deployment.database = PostgresServer(deployment.folder / "first")
@@ -281,7 +310,7 @@ def _make_services(deployment: Deployment) -> None:
         **deployment.card.settings(),
     }
     environment: dict[str, str] = {}
-    if deployment.database is not None:
+    if deployment.database is not None or deployment.cluster is not None:
         settings["DATABASE_URL"] = _database_setting(deployment)
     if kind == "clock":
         environment = _moved_clock(folder)
@@ -289,12 +318,14 @@ def _make_services(deployment: Deployment) -> None:
         deployment.move_clock(0)
     if kind == "workers":
         settings["PROCESSES"] = str(WORKERS)
-    for number in range(PROCESSES if kind == "processes" else 1):
+    for number in range(PROCESSES.get(kind, 1)):
         limit = FILES_MAX if kind == "files" else None
         deployment.services.append(Service(f"service-{number}", folder, settings, environment, limit))
 
 
 def _database_setting(deployment: Deployment) -> str:
+    if deployment.cluster is not None:
+        return deployment.cluster.url
     assert deployment.database is not None
     if deployment.standby is not None:
         ports = (deployment.database.port, deployment.standby.port)

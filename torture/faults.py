@@ -14,6 +14,7 @@ import psycopg
 import trio
 
 from . import database_faults as database
+from . import machine_faults as machines
 from . import worker_faults as workers
 from .deployment import Deployment, DeploymentKind
 from .hostile import attack
@@ -160,6 +161,11 @@ FAULTS: Mapping[str, Fault] = {
         Fault("stop", "database", OWN_SERVER, database.stop_and_start),
         Fault("freeze", "database", EVERYWHERE, database.freeze),
         Fault("failover", "database", ("pair",), database.fail_over),
+        Fault("machine_kill", "database", ("patroni",), machines.kill),
+        Fault("machine_freeze", "database", ("patroni",), machines.freeze),
+        Fault("machine_cut", "database", ("patroni",), machines.cut),
+        Fault("machine_part", "database", ("patroni",), machines.part),
+        Fault("machine_disk", "database", ("patroni",), machines.fill_disk),
         Fault("cut", "database", EVERYWHERE, database.terminate_connections),
         Fault("proxy", "database", OWN_SERVER, database.disturb_connections),
         Fault("lock", "database", EVERYWHERE, database.hold_lock),
