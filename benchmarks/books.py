@@ -41,7 +41,7 @@ from holdfast.persistence.records.rows import (
     TaskChangedRow,
     TaskEventRow,
 )
-from holdfast.persistence.server.connections import connect_writer
+from holdfast.persistence.server.connections import KeptConnection, connect_writer
 
 OPERATIONS_PER_ACCOUNT = 100
 CREDITS_PER_TASK = 8
@@ -101,7 +101,8 @@ def build(url: str, work: PricedInput, operations: int, *, processes: int) -> li
 
 def write_share(share: Share) -> list[Key]:
     """Write the accounts of one share."""
-    writer = BatchWriter(lambda: connect_writer(share.url, statement_timeout_ms=STATEMENT_MS), now=utc_now)
+    connection = KeptConnection(lambda: connect_writer(share.url, statement_timeout_ms=STATEMENT_MS))
+    writer = BatchWriter(connection, now=utc_now)
     keys: list[Key] = []
     rows: list[Row] = []
 

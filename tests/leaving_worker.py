@@ -72,7 +72,7 @@ async def main(kind: str, url: str, folder: Path, ahead_s: float, steps: Steps) 
 
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda *, task_status: database.run(task_status=task_status))
-        writer = BatchWriter(database.connect_writer, now=now)
+        writer = BatchWriter(database.keep_writer(), now=now)
         system = make_system(database, writer=writer, now=now)
         await nursery.start(lambda *, task_status: system.journal.run(task_status=task_status))
         await nursery.start(system.accounts.run)
@@ -86,7 +86,7 @@ async def main(kind: str, url: str, folder: Path, ahead_s: float, steps: Steps) 
             )  # fmt: skip
             await done(closer.sweep)
         else:
-            claims = ContentClaims(database.connect_writer)
+            claims = ContentClaims(database.keep_writer())
             steps.watch(claims, "claim")
             incoming = folder / "incoming"
             maker = ArchiveWorker(database=database, store=store, claims=claims, directory=incoming, now=now)

@@ -111,7 +111,7 @@ def make_system(
     now: Now = utc_now,
 ) -> ActorSystem:
     """Build the journal and the accounts of one process; :func:`start_system` runs them."""
-    journal = Journal(writer or BatchWriter(database.connect_writer, now=utc_now), database.gate)
+    journal = Journal(writer or BatchWriter(database.keep_writer(), now=utc_now), database.gate)
     announced: list[str] = []
     dispatcher = RecordedRef(lambda queued: announced.append(queued.request_id))
     reporter = Reporter()

@@ -106,7 +106,7 @@ class StallingWriter(BatchWriter):
     """Holds every batch back until it is let go."""
 
     def __init__(self, database: Database) -> None:
-        super().__init__(database.connect_writer, now=utc_now)
+        super().__init__(database.keep_writer(), now=utc_now)
         self.may_write = trio.Event()
         self.may_write.set()
 
@@ -227,7 +227,7 @@ class FaultyWriter(BatchWriter):
     """A batch writer on a bad day: it loses connections before, during and after commits, by a seeded dice."""
 
     def __init__(self, database: Database, rng: random.Random) -> None:
-        super().__init__(database.connect_writer, now=utc_now)
+        super().__init__(database.keep_writer(), now=utc_now)
         self.rng = rng
         self.durable: dict[str, bool] = {}
 

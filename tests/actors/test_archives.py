@@ -54,7 +54,7 @@ def store(tmp_path: Path) -> LocalStore:
 @pytest.fixture
 def new_worker(database: Database, store: LocalStore, clock: Clock, tmp_path: Path) -> NewWorker:
     def make(**options: Any) -> ArchiveWorker:
-        claims = ContentClaims(database.connect_writer)
+        claims = ContentClaims(database.keep_writer())
         incoming = tmp_path / "incoming"
         return ArchiveWorker(
             database=database, store=store, claims=claims, directory=incoming, now=clock, **options

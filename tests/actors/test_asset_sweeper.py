@@ -48,7 +48,7 @@ async def hosting_worker(setup: Setup, messages: MessageRecorder) -> WorkerRef:
         downloads=None,  # type: ignore[arg-type]  # all outputs are inline
         origins_of=lambda _: frozenset(),
         store=setup.store,
-        claims=ContentClaims(setup.system.database.connect_writer),
+        claims=ContentClaims(setup.system.database.keep_writer()),
         incoming_dir=setup.folder / "incoming",
         tasks=messages,
         take_outcome=ignore_outcome,

@@ -255,7 +255,7 @@ async def test_a_connection_that_breaks_around_the_closing_closes_once(
     database: Database, nursery: trio.Nursery, database_url: str, cut: str
 ) -> None:
     clock = Clock()
-    writer = CutWriter(database.connect_writer, now=clock)
+    writer = CutWriter(database.keep_writer(), now=clock)
     member = await start_member(database, nursery, clock, writer=writer)
     owner = await member.sign_in(EMAIL)
     await member.ask(owner.account_id, Recharge(5_000_000))

@@ -170,7 +170,7 @@ async def test_a_connection_that_breaks_around_the_commit_changes_all_or_nothing
     database: Database, nursery: trio.Nursery, cut: str
 ) -> None:
     clock = Clock()
-    writer = CutWriter(database.connect_writer, now=clock)
+    writer = CutWriter(database.keep_writer(), now=clock)
     member = await start_member(database, nursery, clock, writer=writer)
     owner = await member.sign_in(OLD)
     command = await member.change(owner, NEW)

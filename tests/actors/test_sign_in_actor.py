@@ -109,7 +109,7 @@ def open_harness(database: Database, nursery: trio.Nursery) -> OpenHarness:
         return True
 
     async def open_one() -> Harness:
-        journal = Journal(BatchWriter(database.connect_writer, now=utc_now), database.gate)
+        journal = Journal(BatchWriter(database.keep_writer(), now=utc_now), database.gate)
         reporter = Reporter()
         conditions = Conditions(reporter)
 

@@ -70,7 +70,7 @@ class LosingWriter(BatchWriter):
     """Rolls batches back, or loses the answer to their commit, every now and then."""
 
     def __init__(self, database: Database, rng: random.Random) -> None:
-        super().__init__(database.connect_writer, now=utc_now)
+        super().__init__(database.keep_writer(), now=utc_now)
         self.rng = rng
         self.is_losing = False
         self._written: dict[str, bool] = {}

@@ -22,6 +22,7 @@ from holdfast.ledger.links import PublicUrls
 from holdfast.persistence.claims.contents import ContentClaims
 from holdfast.persistence.journal.changes import Changes
 from holdfast.persistence.operators.overrides import Overrides, find_overrides
+from holdfast.persistence.server.connections import KeptConnection
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.lookups import GroupedLookups
 from holdfast.providers.storage.local import LocalStore
@@ -112,7 +113,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
             stream_lookups=GroupedLookups(NoRows().read),
         ),
         sending=Sending(mailer=mailer, events=FakeEventCommands()),
-        storage=Storage(store=store, claims=ContentClaims(no_connection)),
+        storage=Storage(store=store, claims=ContentClaims(KeptConnection(no_connection))),
         payments=Payments(card=None, unmatched_events=FakeUnmatchedEvents(), order_checks=FakeOrderChecks()),
         operating=Operating(
             report=reporter.report,
@@ -148,7 +149,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
 async def api(stage: Stage, database: Database) -> Api:
     """The API on a real database, with fake actors."""
     rows = CountingRows(database)
-    claims = ContentClaims(database.connect_writer)
+    claims = ContentClaims(database.keep_writer())
     overrides = Overrides(lambda: database.look(find_overrides), lambda: NOW)
     stage.change(database=rows, write_record=database.record, claims=claims, overrides=overrides)
     api = Api(**vars(stage), database=database, rows=rows)

@@ -63,7 +63,7 @@ async def add_used(
         rows += [TaskChangedRow(ended, "proc_1", has_new_usage=True), usage_counted_row(ended), settled]
 
     def write() -> None:
-        with closing(BatchWriter(api.database.connect_writer, now=utc_now)) as writer:
+        with closing(BatchWriter(api.database.keep_writer(), now=utc_now)) as writer:
             assert writer.write([Unit(rows=tuple(rows))]) == [Committed()]
 
     await trio.to_thread.run_sync(write)

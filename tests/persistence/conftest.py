@@ -26,7 +26,7 @@ def rows(database_url: str) -> Iterator[psycopg.Connection[Any]]:
 
 @pytest.fixture
 def writer(database_url: str) -> Iterator[BatchWriter]:
-    with closing(BatchWriter(Database(database_url).connect_writer, now=utc_now)) as writer:
+    with closing(BatchWriter(Database(database_url).keep_writer(), now=utc_now)) as writer:
         yield writer
 
 

@@ -26,7 +26,7 @@ from holdfast.persistence.claims.contents import (
 )
 from holdfast.persistence.claims.tasks import FIRST_EXPIRED, Expired
 from holdfast.persistence.records import tables
-from holdfast.persistence.server.connections import connected
+from holdfast.persistence.server.connections import KeptConnection, connected
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -186,7 +186,7 @@ def test_claims_of_threads_are_made_together(database_url: str) -> None:
         claim_content(rows, content("d"), LONG_AGO)
         assert marked(rows) == [content("d")]
         rows.commit()
-    claims = ContentClaims(connect)
+    claims = ContentClaims(KeptConnection(connect))
     letters = "abcd" * 10
     with ThreadPoolExecutor(len(letters)) as threads:
         made = list(threads.map(lambda letter: claims.claim(content(letter), NOW), letters))
@@ -204,7 +204,7 @@ def test_a_lost_connection_fails_its_claims_and_is_replaced(database_url: str) -
         connections.append(psycopg.connect(database_url))
         return connections[-1]
 
-    claims = ContentClaims(connect)
+    claims = ContentClaims(KeptConnection(connect))
     assert claims.claim(content("a"), NOW)
     with psycopg.connect(database_url) as other:
         other.execute("select pg_terminate_backend(%s)", (connections[0].info.backend_pid,))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -15,6 +16,7 @@ import psycopg
 import pytest
 import trio
 import trio.testing
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, InternalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -25,7 +27,7 @@ from holdfast.persistence.operators.records import write_action
 from holdfast.persistence.records.credit_tables import CouponClaim, CouponRow
 from holdfast.persistence.records.operator_tables import OperatorAction
 from holdfast.persistence.server import connections
-from holdfast.persistence.server.connections import BoundedConnection, await_in_call, in_one_transaction
+from holdfast.persistence.server.connections import BoundedConnection, await_in_call, connect, in_one_transaction
 from holdfast.persistence.server.database import RELEASE, STEADY_S, WORK_SIZE, Database
 from holdfast.persistence.server.database_faults import (
     DatabaseAway,
@@ -215,6 +217,31 @@ async def test_the_writers_connection_has_timeouts_and_no_autocommit(database: D
             return connection.autocommit, [str(value[0]) for value in values if value is not None]
 
     assert await trio.to_thread.run_sync(look) == (False, ["15s", "1s", "15s", "UTC"])
+
+
+async def test_a_kept_connection_is_replaced_once_the_database_was_away(database: Database) -> None:
+    kept = database.keep_writer()
+    first = kept.get()
+    assert kept.get() is first
+    database.gate.close("the machine of the primary does not answer")
+    database.gate.open()
+    assert kept.get() is not first
+    assert first.closed
+    kept.discard()
+
+
+def test_the_host_that_was_connected_to_last_is_tried_first(database_url: str) -> None:
+    real = conninfo_to_dict(database_url)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        host, port = silent.getsockname()
+        url = make_conninfo(database_url, host=f"{host},{real['host']}", port=f"{port},{real['port']}")
+        connect(url, statement_timeout_ms=0).close()
+        silent.listen()
+        silent.setblocking(False)
+        connect(url, statement_timeout_ms=0).close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
 
 
 async def test_an_outage_is_counted_only_after_a_first_connection() -> None:

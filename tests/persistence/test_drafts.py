@@ -23,7 +23,7 @@ from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.records.key_rows import ApiKeyRecord, ApiKeyRevokedRow, ApiKeyRow
 from holdfast.persistence.records.rows import IdempotencyProbe, SignInRow, TaskChangedRow
 from holdfast.persistence.records.tables import metadata
-from holdfast.persistence.server.connections import connected
+from holdfast.persistence.server.connections import KeptConnection, connected
 from holdfast.persistence.server.database import Database
 
 from .marked_units import MarkedUnits, assert_only_these_rows, assert_sound, committed, found, opened
@@ -246,7 +246,7 @@ def test_a_batch_is_atomic_wherever_the_connection_breaks(
 
         stale = Unit(fences=(Fence("account", ours.account_id, -5),), rows=(_api_key("stale"),))
         batch = [stale, other.credit(key=f"k{n}"), other.credit()]
-        with closing(BatchWriter(connect, now=utc_now)) as breaking:
+        with closing(BatchWriter(KeptConnection(connect), now=utc_now)) as breaking:
             try:
                 verdicts = breaking.write(batch)
             except CommitUnanswered as lost:
@@ -300,7 +300,7 @@ def test_a_session_with_another_encoding_writes_the_same_text(
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
     names = [f"{BEYOND_ASCII}{n}" for n in range(BULK_ROWS)]
     keys = [ApiKeyRow(ApiKeyRecord("a", name, "p", KeyTerms(name, (name,)), AT), name.encode()) for name in names]
-    with closing(BatchWriter(Database(database_url).connect_writer, now=utc_now)) as writer:
+    with closing(BatchWriter(Database(database_url).keep_writer(), now=utc_now)) as writer:
         assert writer.write([Unit(rows=tuple(keys[1:])), Unit(rows=(keys[0],))]) == [Committed()] * 2
         assert writer.write([Unit(rows=(_api_key(BEYOND_ASCII),))]) == [Committed()]
     monkeypatch.undo()
@@ -372,8 +372,7 @@ def test_plans_for_few_rows_are_replaced_as_the_tables_grow(
 
 def _plans(writer: BatchWriter) -> list[str]:
     """Return the plans by which the writer's session locks and changes accounts."""
-    connection = writer._connection
-    assert connection is not None
+    connection = writer._connection.get()
     known = connection.execute("select name, statement from pg_prepared_statements").fetchall()
     plans = []
     for name, statement in known:

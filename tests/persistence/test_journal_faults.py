@@ -120,16 +120,6 @@ async def test_units_are_refused_at_once_while_the_database_is_away(bench: Journ
     assert await bench.journal.write(Unit()) == Committed()
 
 
-async def test_the_connection_is_replaced_once_the_database_was_away(bench: JournalBench) -> None:
-    for closed in (0, 1):
-        for _ in range(2):
-            bench.writer.finish()
-            assert await bench.journal.write(Unit()) == Committed()
-            assert bench.writer.closed == closed
-        bench.gate.close("the machine of the primary does not answer")
-        bench.gate.open()
-
-
 async def test_a_batch_that_timed_out_starts_a_probe(bench: JournalBench) -> None:
     author = Author()
     bench.submit(author)

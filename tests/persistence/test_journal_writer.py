@@ -30,6 +30,7 @@ from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.records.key_rows import ApiKeyRevokedRow
 from holdfast.persistence.records.rows import AccountHead, IdempotencyProbe, SignInRow, StoredReply
+from holdfast.persistence.server.connections import KeptConnection
 from holdfast.persistence.server.database import Database
 
 from .values import make_task
@@ -261,7 +262,7 @@ def test_two_writers_over_the_same_accounts_never_deadlock(
 
     def work(order: int) -> None:
         with (
-            closing(BatchWriter(Database(database_url).connect_writer, now=utc_now)) as mine,
+            closing(BatchWriter(Database(database_url).keep_writer(), now=utc_now)) as mine,
             closing(psycopg.connect(database_url, autocommit=True)) as reader,
         ):
             for _ in range(25):
@@ -300,7 +301,7 @@ def impatient(database_url: str) -> Iterator[psycopg.Connection[Any]]:
 def test_a_batch_is_written_without_the_units_of_a_locked_row(
     rows: psycopg.Connection[Any], impatient: psycopg.Connection[Any]
 ) -> None:
-    writer = BatchWriter(lambda: impatient, now=utc_now)
+    writer = BatchWriter(KeptConnection(lambda: impatient), now=utc_now)
     held, free = opened(writer, 2)
     first, follower = held.credit(), held.credit()
     with rows.transaction():
@@ -323,7 +324,7 @@ def test_a_batch_is_written_without_the_units_of_a_locked_row(
 def test_a_lock_is_waited_for_again_once_its_row_was_free(
     database_url: str, rows: psycopg.Connection[Any], impatient: psycopg.Connection[Any]
 ) -> None:
-    writer = BatchWriter(lambda: impatient, now=utc_now)
+    writer = BatchWriter(KeptConnection(lambda: impatient), now=utc_now)
     [account] = opened(writer)
     unit = account.credit()
     with rows.transaction():
@@ -351,7 +352,7 @@ def test_a_lock_is_waited_for_again_once_its_row_was_free(
 def test_a_batch_that_waits_too_long_for_a_table_can_be_repeated(
     rows: psycopg.Connection[Any], impatient: psycopg.Connection[Any]
 ) -> None:
-    writer = BatchWriter(lambda: impatient, now=utc_now)
+    writer = BatchWriter(KeptConnection(lambda: impatient), now=utc_now)
     [account] = opened(writer)
     unit = account.credit()
     with rows.transaction():

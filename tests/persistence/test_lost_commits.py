@@ -22,6 +22,7 @@ from holdfast.persistence.journal.units import (
 )
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered, ConnectionLost
 from holdfast.persistence.records.rows import AccountHead, AccountRow
+from holdfast.persistence.server.connections import KeptConnection
 from holdfast.persistence.server.database_gate import DatabaseGate
 
 from .journal_bench import Author
@@ -88,7 +89,7 @@ def test_a_connection_lost_before_anything_is_sent_loses_nothing(
     breaker = Breaker(database_url, rows)
     breaker.traps["before_pipeline"] = lambda connection, _n: breaker.terminate(connection)
     unit = account.credit()
-    with closing(BatchWriter(breaker.connect, now=utc_now)) as breaking:
+    with closing(BatchWriter(KeptConnection(breaker.connect), now=utc_now)) as breaking:
         with pytest.raises(ConnectionLost):
             breaking.write([unit])
         assert head(rows, account.account_id) == (0, 0, 0)
@@ -108,7 +109,7 @@ def test_a_connection_lost_before_the_commit_is_found_void(
         breaker.traps["before_commit"] = breaker.terminate
     unit = account.credit()
     stale = Unit(fences=(Fence("account", account.account_id, 9),))
-    with closing(BatchWriter(breaker.connect, now=utc_now)) as breaking:
+    with closing(BatchWriter(KeptConnection(breaker.connect), now=utc_now)) as breaking:
         lost = write_and_lose(breaking, [unit, stale])
         assert kinds(lost.if_durable) == ["Committed", "Stale"]
         assert kinds(lost.if_void) == ["NotWritten", "Stale"]
@@ -130,7 +131,7 @@ def test_a_commit_whose_response_was_lost_is_found_durable(
             raise psycopg.OperationalError("server closed the connection unexpectedly")
 
     breaker = Breaker(database_url, rows, {"after_pipeline": cut})
-    with closing(BatchWriter(breaker.connect, now=utc_now)) as breaking:
+    with closing(BatchWriter(KeptConnection(breaker.connect), now=utc_now)) as breaking:
         lost = write_and_lose(breaking, [account.credit()])
         assert breaking.look_up(lost.batch_id) is True
         assert breaking.look_up(lost.batch_id) is True
@@ -153,7 +154,7 @@ def test_a_commit_lost_among_single_units_keeps_the_other_results(
 
     breaker.traps["before_commit"] = second_commit
     batch = [first.credit(), last.credit(), broken.unit(extra=(POISONS["lone surrogate"],))]
-    with closing(BatchWriter(breaker.connect, now=utc_now)) as breaking:
+    with closing(BatchWriter(KeptConnection(breaker.connect), now=utc_now)) as breaking:
         lost = write_and_lose(breaking, batch)
         assert kinds(lost.if_durable) == ["Committed", "Committed", "NotWritten"]
         assert kinds(lost.if_void) == ["Committed", "NotWritten", "NotWritten"]
@@ -172,7 +173,7 @@ async def test_a_connection_lost_among_single_units_closes_the_gate(
     batch = [first.credit(), last.credit(), broken.unit(extra=(POISONS["NUL"],))]
     gate = DatabaseGate()
     gate.open()
-    journal = Journal(BatchWriter(breaker.connect, now=utc_now), gate)
+    journal = Journal(BatchWriter(KeptConnection(breaker.connect), now=utc_now), gate)
     author = Author()
     for unit in batch:
         journal.submit(unit, author)
@@ -214,7 +215,7 @@ def test_the_look_up_prevents_a_batch_that_still_runs_on_the_server(
 
     contested = AccountRow(AccountHead("acct_new"), "contested@example.com", "User", "b", AT)
     with (
-        closing(BatchWriter(connect, now=utc_now)) as breaking,
+        closing(BatchWriter(KeptConnection(connect), now=utc_now)) as breaking,
         closing(psycopg.connect(database_url)) as blocker,
     ):
         blocker.execute(
@@ -264,7 +265,8 @@ def test_the_look_up_waits_for_a_commit_under_way(
 
 def test_markers_are_dated_by_the_databases_clock(database_url: str, rows: psycopg.Connection[Any]) -> None:
     """They are deleted by it too: a service whose clock is years late must not lose its markers at once."""
-    with closing(BatchWriter(lambda: psycopg.connect(database_url), now=lambda: AT.replace(year=2001))) as writer:
+    connection = KeptConnection(lambda: psycopg.connect(database_url))
+    with closing(BatchWriter(connection, now=lambda: AT.replace(year=2001))) as writer:
         opened(writer)
         assert writer.look_up("batch_1") is False
     found = rows.execute("select count(*) from journal_batches where at > now() - interval '1 hour'").fetchone()
@@ -274,7 +276,7 @@ def test_markers_are_dated_by_the_databases_clock(database_url: str, rows: psyco
 
 def test_a_look_up_raises_while_the_database_is_away(database_url: str, rows: psycopg.Connection[Any]) -> None:
     breaker = Breaker(database_url, rows)
-    with closing(BatchWriter(breaker.connect, now=utc_now)) as writer:
+    with closing(BatchWriter(KeptConnection(breaker.connect), now=utc_now)) as writer:
         assert writer.look_up("batch_1") is False
         breaker.terminate(breaker.connections[0])
         with pytest.raises(ConnectionLost):

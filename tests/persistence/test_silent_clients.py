@@ -177,7 +177,7 @@ def test_a_process_that_continues_finds_its_commit_void(
     results: list[UnitResult] = []
     in_batch: list[bool] = []
     monkeypatch.setattr(connections, "BoundedConnection", FrozenInCommit)
-    with closing(BatchWriter(Database(database_url).connect_writer, now=utc_now)) as frozen:
+    with closing(BatchWriter(Database(database_url).keep_writer(), now=utc_now)) as frozen:
         assert all_committed(frozen.write([AccountUnits().opening()]))
         in_batch.append(True)
         with pytest.raises(CommitUnanswered) as caught:

@@ -58,7 +58,7 @@ async def _reconcile(settings: Settings, database_url: str, *, every: bool, prog
     database = Database(database_url, pool_size=CONCURRENT_MAX)
     clock = ServiceClock(this_process().member_id, off_max_s=settings.clock_off_max_s)
     journal = Journal(
-        BatchWriter(database.connect_writer, now=clock.now, idempotency_ttl_s=settings.idempotency_ttl_s),
+        BatchWriter(database.keep_writer(), now=clock.now, idempotency_ttl_s=settings.idempotency_ttl_s),
         database.gate,
     )
     # This process creates no tasks, so the dispatcher's address receives nothing.

@@ -133,7 +133,7 @@ def parts_of(
     database.gate.take_outcome = conditions.outcomes_of(DATABASE)
     registry.watch(conditions)
     changes = Changes()
-    writer = BatchWriter(database.connect_writer, now=now, idempotency_ttl_s=settings.idempotency_ttl_s)
+    writer = BatchWriter(database.keep_writer(), now=now, idempotency_ttl_s=settings.idempotency_ttl_s)
     return Parts(
         settings=settings,
         local_url=local_url,
@@ -141,7 +141,7 @@ def parts_of(
         presence=presence,
         registry=registry,
         store=store,
-        claims=ContentClaims(database.connect_writer),
+        claims=ContentClaims(database.keep_writer()),
         mailer=_mailer(settings),
         card=card_setup(settings, conditions.outcomes_of(CARD)),
         database=database,

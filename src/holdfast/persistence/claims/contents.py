@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ import psycopg
 from sqlalchemy import Connection, text
 
 from holdfast.persistence.claims.tasks import Expired
+from holdfast.persistence.server.connections import KeptConnection
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut, reason_of, trouble_of
 
 RESULT_CLAIM_S = 3 * 3600
@@ -102,13 +103,11 @@ class MarkedContents(NamedTuple):
 class ContentClaims:
     """Claims contents for the threads that store them, on one connection of its own.
 
-    Claims that arrive while a statement runs share the next one. ``connect`` opens a connection, and
-    raises :class:`DatabaseAway`.
+    Claims that arrive while a statement runs share the next one.
     """
 
-    def __init__(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
-        self._connect = connect
-        self._connection: psycopg.Connection[Any] | None = None
+    def __init__(self, connection: KeptConnection) -> None:
+        self._connection = connection
         self._lock = threading.Lock()
         self._waiting: deque[_Claim] = deque()
 
@@ -137,16 +136,11 @@ class ContentClaims:
 
     def _claim(self, group: list[_Claim]) -> frozenset[Content]:
         try:
-            if self._connection is None:
-                self._connection = self._connect()
-                self._connection.autocommit = True
-            return claim_contents(
-                self._connection, {each.content for each in group}, max(each.until for each in group)
-            )
+            connection = self._connection.get()
+            connection.autocommit = True
+            return claim_contents(connection, {each.content for each in group}, max(each.until for each in group))
         except psycopg.Error as fault:
-            lost, self._connection = self._connection, None
-            if lost is not None:
-                lost.close()
+            self._connection.discard()
             trouble = trouble_of(fault, writing=True)
             if trouble is None:
                 raise

@@ -71,8 +71,6 @@ class Gate(Protocol):
     @property
     def reason(self) -> str: ...
 
-    closings: int
-
     def close(self, reason: str) -> None: ...
 
     def note_timeout(self, reason: str) -> None: ...
@@ -92,7 +90,6 @@ class Journal:
     ) -> None:
         self._writer = writer
         self._gate = gate
-        self._closings = gate.closings
         self._changes = changes or Changes()
         self._batch_units_max = batch_units_max
         self._queue: deque[tuple[Unit, Author]] = deque()
@@ -234,10 +231,6 @@ class Journal:
             _count(results)
 
     async def _write(self, units: list[Unit]) -> list[UnitResult]:
-        if self._closings != self._gate.closings:
-            # Its connection may be to a machine that is gone, or no longer the primary, and would only time out.
-            self._closings = self._gate.closings
-            self._writer.close()
         try:
             results = await run_to_the_end(self._writer.write, units)
             timeout = _timed_out(results)

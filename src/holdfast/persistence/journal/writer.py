@@ -11,7 +11,7 @@ Those rows are remembered, and later batches with one of them wait for no lock, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -35,6 +35,7 @@ from holdfast.persistence.journal.units import (
     UnitResult,
 )
 from holdfast.persistence.records.rows import IdempotencyProbe, StoredReply
+from holdfast.persistence.server.connections import KeptConnection
 from holdfast.persistence.server.database_faults import (
     DatabaseAway,
     is_worth_retrying,
@@ -169,13 +170,10 @@ class CommitUnanswered(Exception):
 class BatchWriter:
     """Writes batches on one connection, which is replaced after it breaks. One batch is written at a time."""
 
-    def __init__(
-        self, connect: Callable[[], psycopg.Connection[Any]], *, now: Now, idempotency_ttl_s: int = 86_400
-    ) -> None:
-        self._connect = connect
+    def __init__(self, connection: KeptConnection, *, now: Now, idempotency_ttl_s: int = 86_400) -> None:
+        self._connection = connection
         self._now = now
         self._idempotency_ttl = timedelta(seconds=idempotency_ttl_s)
-        self._connection: psycopg.Connection[Any] | None = None
         self._held: set[_RowKey] = set()
         """Rows that were found locked by another session when they were last tried."""
         self._units = 0
@@ -253,13 +251,13 @@ class BatchWriter:
             ).fetchone()
             connection.commit()
         except psycopg.Error as exc:
-            self._discard()
+            self._connection.discard()
             raise ConnectionLost(exc) from exc
         return inserted is None and found is not None and bool(found[0])
 
     def close(self) -> None:
         """Close the connection."""
-        self._discard()
+        self._connection.discard()
 
     # ------------------------------------------------------------------------------------------ one transaction
 
@@ -357,36 +355,27 @@ class BatchWriter:
     # --------------------------------------------------------------------------------------------- connection
 
     def _connected(self) -> psycopg.Connection[Any]:
-        if self._connection is None or self._connection.closed:
-            try:
-                self._connection = self._connect()
-                self._units, self._replan_units = 0, REPLAN_UNITS
-            except DatabaseAway as away:
-                raise ConnectionLost(away) from away
-        return self._connection
-
-    def _is_broken(self, exc: Exception) -> bool:
-        return (
-            self._connection is None or self._connection.broken or self._connection.closed or takes_no_writes(exc)
-        )
+        last = self._connection.current
+        try:
+            connection = self._connection.get()
+        except DatabaseAway as away:
+            raise ConnectionLost(away) from away
+        if connection is not last:
+            self._units, self._replan_units = 0, REPLAN_UNITS
+        return connection
 
     def _recover(self, exc: Exception) -> None:
         """Roll back if the connection still works; otherwise raise :class:`ConnectionLost`."""
-        if not self._is_broken(exc):
-            assert self._connection is not None
+        connection = self._connection.current
+        if connection is not None and not (connection.broken or connection.closed or takes_no_writes(exc)):
             try:
-                self._connection.rollback()
+                connection.rollback()
             except psycopg.Error:
                 pass
             else:
                 return
-        self._discard()
+        self._connection.discard()
         raise ConnectionLost(exc) from exc
-
-    def _discard(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
 
 def _rows_of(units: Iterable[Unit]) -> Iterator[_RowKey]:

@@ -30,6 +30,7 @@ import trio
 from greenlet import getcurrent, greenlet
 from psycopg import errors
 from psycopg.adapt import Transformer
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Format
 from psycopg.waiting import Ready, Wait
 from sqlalchemy import Connection, Engine, event
@@ -114,6 +115,10 @@ _LOCK_ALL = "lock table {} in row exclusive mode"
 
 
 _EVENTS: Final = {Wait.R: select.POLLIN, Wait.W: select.POLLOUT, Wait.RW: select.POLLIN | select.POLLOUT}
+
+
+_last_hosts: Final[dict[str, tuple[str, str]]] = {}
+"""The host and port that this process connected to last, by URL."""
 
 
 class LoopCall(greenlet):
@@ -222,6 +227,7 @@ def connect(url: str, *, statement_timeout_ms: int, connect_s: int = CONNECT_S) 
     """Connect with every wait limited; ``statement_timeout_ms`` 0 limits none. Raises psycopg's errors."""
     connection = BoundedConnection.connect(
         url,
+        **_last_host_first(url),
         connect_timeout=connect_s,
         # Overrides PGCLIENTENCODING, because COPY's input is encoded here.
         client_encoding="utf8",
@@ -244,7 +250,23 @@ def connect(url: str, *, statement_timeout_ms: int, connect_s: int = CONNECT_S) 
         connection.close()
         raise
     connection.answer_s = statement_timeout_ms / 1000 + SILENCE_MARGIN_S if statement_timeout_ms else None
+    _last_hosts[url] = (connection.info.host, str(connection.info.port))
     return connection
+
+
+def _last_host_first(url: str) -> dict[str, Any]:
+    """Return the hosts of a URL that names several, in the order to try them.
+
+    One that is gone takes the whole time limit of each connection for as long as it is tried before the primary.
+    """
+    named = conninfo_to_dict(url)
+    hosts = str(named.get("host", "")).split(",")
+    if url not in _last_hosts or len(hosts) == 1 or "hostaddr" in named:
+        return {}
+    ports = str(named.get("port", "5432")).split(",")
+    servers = list(zip(hosts, ports if len(ports) > 1 else ports * len(hosts), strict=True))
+    servers.sort(key=lambda server: server != _last_hosts[url])
+    return {"host": ",".join(host for host, _ in servers), "port": ",".join(port for _, port in servers)}
 
 
 def connect_writer(url: str, *, statement_timeout_ms: int) -> BoundedConnection:
@@ -260,6 +282,38 @@ def connect_writer(url: str, *, statement_timeout_ms: int) -> BoundedConnection:
     except psycopg.Error as exc:
         raise DatabaseAway(reason_of(exc)) from exc
     return connection
+
+
+class KeptConnection:
+    """A connection that is kept between uses, and replaced before the next one if the database was away since.
+
+    One that was idle over an outage may lead to a machine that is gone, or no longer the primary: its first
+    statement would wait until its time has passed. ``closings`` counts the outages.
+    """
+
+    def __init__(
+        self, connect: Callable[[], psycopg.Connection[Any]], closings: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._connect = connect
+        self._closings = closings
+        self._made_at = 0
+        self.current: psycopg.Connection[Any] | None = None
+        """The connection that was last used, until it is discarded."""
+
+    def get(self) -> psycopg.Connection[Any]:
+        """Return it, connected. Raises :class:`DatabaseAway`."""
+        closings = self._closings()
+        if self.current is not None and (self.current.closed or self._made_at != closings):
+            self.discard()
+        if self.current is None:
+            self.current, self._made_at = self._connect(), closings
+        return self.current
+
+    def discard(self) -> None:
+        """Close it. Idempotent."""
+        if self.current is not None:
+            self.current.close()
+            self.current = None
 
 
 def off_the_loop(create: Callable[[], BoundedConnection], limiter: trio.CapacityLimiter) -> BoundedConnection:

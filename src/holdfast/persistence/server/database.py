@@ -1,7 +1,7 @@
 """Access to the database: reads, the gate that is open while it answers, and the gate's watcher.
 
 Reads go through :meth:`Database.read`. Writes go through the journal, on the connection that
-:meth:`Database.connect_writer` opens; :meth:`Database.record` is for what requests write without the journal,
+:meth:`Database.keep_writer` keeps; :meth:`Database.record` is for what requests write without the journal,
 :meth:`Database.work` for sweeps, :meth:`Database.renew` for this process's lease, :meth:`Database.scan` for reads
 that may take long and that nothing waits for. All but scans run on trio's thread, where they must be short: see
 :mod:`~holdfast.persistence.server.connections`.
@@ -26,6 +26,7 @@ import trio
 from sqlalchemy import Connection, Engine, Pool
 
 from holdfast.persistence.server.connections import (
+    KeptConnection,
     SilentClients,
     connect_writer,
     make_engine,
@@ -223,6 +224,10 @@ class Database:
         Raises :class:`DatabaseAway`. Later faults of the connection are reported to the gate by the journal.
         """
         return off_the_loop(partial(connect_writer, self.url, statement_timeout_ms=WRITE_MS), self._writers)
+
+    def keep_writer(self) -> KeptConnection:
+        """Return such a connection to keep, which is opened when it is first used."""
+        return KeptConnection(self.connect_writer, lambda: self.gate.closings)
 
     async def open(self) -> None:
         """Probe once and open the gate. Raises as :func:`probe` does."""
