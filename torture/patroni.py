@@ -44,17 +44,21 @@ def _path_of(program: str) -> str | None:
 
 def missing() -> str:
     """Return what this machine lacks for such a cluster; empty if nothing."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    return ", ".join(
-        name for name in ("patroni", "etcd", "ip", "nsenter", "setpriv", "mount") if _path_of(name) is None
-    )
+    programs = ("patroni", "etcd", "ip", "nsenter", "setpriv", "mount", "unshare")
+    if absent := [name for name in programs if _path_of(name) is None]:
+        return f"{', '.join(absent)} not installed"
+    try:
+        _system("unshare", "--net", "--mount", "true")
+    except PostgresFault:
+        return "network namespaces and mounts need root"
+    return ""
 
 
-def _system(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, check=False)
+def _system(*words: str) -> str:
+    done = subprocess.run([str(_path_of(words[0])), *words[1:]], capture_output=True, check=False)
     if done.returncode != 0:
         raise PostgresFault(f"{' '.join(words)}: {done.stderr.decode(errors='replace')}")
+    return done.stdout.decode()
 
 
 @dataclass
@@ -85,8 +89,7 @@ class Machine:
 
     def pids(self) -> list[int]:
         """Return all its processes."""
-        listed = subprocess.run(["ip", "netns", "pids", self.space], capture_output=True, check=False)
-        return [int(word) for word in listed.stdout.split()]
+        return [int(word) for word in _system("ip", "netns", "pids", self.space).split()]
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all its processes, also to those that start meanwhile."""

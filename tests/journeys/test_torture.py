@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from tests.tools import needs
 from torture.campaign import Campaign, Options, Summary
 from torture.deployment import DeploymentKind
 from torture.faults import FAULTS
@@ -17,6 +18,8 @@ async def rounds_of(kind: DeploymentKind, *faults: str) -> Summary:
     lines: list[str] = []
     options = Options(seed=8, faults=faults, kinds=(kind,), rounds=len(faults), mixed=False)
     summary = await Campaign(options, lines.append).run()
+    for reason in summary.left_out.values():
+        pytest.skip(reason)
     assert summary.differences == [], "\n".join([*lines, str(summary.folder), summary.repeat])
     assert set(summary.faults) == set(faults)
     assert summary.witness.creates > 0
@@ -29,6 +32,15 @@ async def test_a_kill_cuts_and_a_failover_lose_and_duplicate_nothing() -> None:
     summary = await rounds_of("pair", "kill", "cut", "failover")
     assert summary.kills >= 1
     assert summary.database_faults == 2
+
+
+@needs("etcd")
+@needs("patroni")
+@needs("ip")
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["machine_kill", "machine_part"])
+async def test_failovers_by_patroni_lose_and_duplicate_nothing(fault: str) -> None:
+    await rounds_of("patroni", fault)
 
 
 @pytest.mark.skipif("TORTURE" not in os.environ, reason="TORTURE=1 tries every fault on every deployment")
