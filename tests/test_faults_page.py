@@ -13,7 +13,7 @@ from torture.faults import FAULTS
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "faults.md"
 _TEST = re.compile(r"`(?P<path>tests/[\w/]+\.py)::(?P<name>\w+)`")
-_FAULTS = re.compile(r"\((?P<names>`[a-z_]+`(?:, `[a-z_]+`)*)\)")
+_FAULTS = re.compile(r"\((?P<names>`[a-z-]+`(?:, `[a-z-]+`)*)\)")
 
 
 def lines() -> list[str]:

@@ -125,7 +125,7 @@ class Machine:
 
     def is_primary(self) -> bool:
         """Whether its Patroni says that it has the primary."""
-        return self.member().get("role") in {"master", "primary"}
+        return self.member().get("role") == "primary"
 
     def _start(self, program: str, *words: str) -> None:
         user = str(server_user())
@@ -182,17 +182,19 @@ class PatroniCluster:
         """Return the other machines."""
         return [each for each in self.machines if each is not machine]
 
-    def await_successor(self, old: Machine, within_s: float = CALM_S_MAX) -> bool:
-        """Wait until another machine says that it has the primary; returns whether one does."""
-        deadline = time.monotonic() + within_s
-        while time.monotonic() < deadline:
-            if any(each.is_primary() for each in self.others(old)):
-                return True
+    def await_successor(self, old: Machine) -> None:
+        """Wait until another machine says that it has the primary. Raises :class:`PostgresFault`."""
+        deadline = time.monotonic() + CALM_S_MAX
+        while not any(each.is_primary() for each in self.others(old)):
+            if time.monotonic() > deadline:
+                raise PostgresFault(f"no other machine than {old.name} has the primary\n{self._log_tails()}")
             time.sleep(PAUSE_S)
-        return False
 
     def await_calm(self) -> Machine:
-        """Wait until there is a primary that two standbys follow, one synchronously; return its machine."""
+        """Wait until there is a primary that two standbys follow, one synchronously; return its machine.
+
+        Raises :class:`PostgresFault`.
+        """
         deadline = time.monotonic() + CALM_S_MAX
         while time.monotonic() < deadline:
             primaries = [each for each in self.machines if each.is_primary()]
@@ -202,18 +204,20 @@ class PatroniCluster:
                 if states == ["streaming async", "streaming sync"]:
                     return primaries[0]
             time.sleep(PAUSE_S)
-        tails = [
-            f"{path}:\n{path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors='replace')}"
-            for path in sorted(self.folder.glob("machine-*/patroni.log"))
-        ]
         members = [each.member() for each in self.machines]
-        raise PostgresFault(f"not calm after {CALM_S_MAX:.0f} s: {members}\n" + "\n".join(tails))
+        raise PostgresFault(f"not calm after {CALM_S_MAX:.0f} s: {members}\n{self._log_tails()}")
 
     def stop(self, _: str) -> None:
         """Kill the machines and remove them."""
         for machine in self.machines:
             machine.signal(signal.SIGKILL)
         self._undo.close()
+
+    def _log_tails(self) -> str:
+        return "\n".join(
+            f"{path}:\n{path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors='replace')}"
+            for path in sorted(self.folder.glob("machine-*/patroni.log"))
+        )
 
     def _url(self, database: str) -> str:
         hosts = ",".join(machine.address for machine in self.machines)

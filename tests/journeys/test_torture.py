@@ -38,7 +38,7 @@ async def test_a_kill_cuts_and_a_failover_lose_and_duplicate_nothing() -> None:
 @needs("patroni")
 @needs("ip")
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["machine_kill", "machine_part"])
+@pytest.mark.parametrize("fault", ["machine-kill", "machine-part"])
 async def test_failovers_by_patroni_lose_and_duplicate_nothing(fault: str) -> None:
     await rounds_of("patroni", fault)
 
