@@ -27,7 +27,13 @@ from holdfast.persistence.operators.records import write_action
 from holdfast.persistence.records.credit_tables import CouponClaim, CouponRow
 from holdfast.persistence.records.operator_tables import OperatorAction
 from holdfast.persistence.server import connections
-from holdfast.persistence.server.connections import BoundedConnection, await_in_call, connect, in_one_transaction
+from holdfast.persistence.server.connections import (
+    DEFAULT_PORT,
+    BoundedConnection,
+    await_in_call,
+    connect,
+    in_one_transaction,
+)
 from holdfast.persistence.server.database import RELEASE, STEADY_S, WORK_SIZE, Database
 from holdfast.persistence.server.database_faults import (
     DatabaseAway,
@@ -235,7 +241,8 @@ def test_the_host_that_was_connected_to_last_is_tried_first(database_url: str) -
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         host, port = silent.getsockname()
-        url = make_conninfo(database_url, host=f"{host},{real['host']}", port=f"{port},{real['port']}")
+        default = "" if real["port"] == DEFAULT_PORT else real["port"]
+        url = make_conninfo(database_url, host=f"{host},{real['host']}", port=f"{port},{default}")
         connect(url, statement_timeout_ms=0).close()
         silent.listen()
         silent.setblocking(False)

@@ -67,6 +67,7 @@ SERVER_VERSION_MIN = 150000
 """PostgreSQL 15, as ``server_version_num`` writes it."""
 
 CONNECT_S = 5
+DEFAULT_PORT = "5432"
 APPLICATION_NAME = "holdfast"
 PROBE_S = 3
 """The timeout of a probe. It is short, because callers wait until a server that hangs is detected."""
@@ -263,9 +264,9 @@ def _last_host_first(url: str) -> dict[str, Any]:
     hosts = str(named.get("host", "")).split(",")
     if url not in _last_hosts or len(hosts) == 1 or "hostaddr" in named:
         return {}
-    ports = str(named.get("port", "5432")).split(",")
+    ports = str(named.get("port", "")).split(",")
     servers = list(zip(hosts, ports if len(ports) > 1 else ports * len(hosts), strict=True))
-    servers.sort(key=lambda server: server != _last_hosts[url])
+    servers.sort(key=lambda server: (server[0], server[1] or DEFAULT_PORT) != _last_hosts[url])
     return {"host": ",".join(host for host, _ in servers), "port": ",".join(port for _, port in servers)}
 
 
