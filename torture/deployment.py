@@ -20,7 +20,7 @@ import random
 import shutil
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -135,35 +135,33 @@ class Deployment:
         """
         headers = {"Authorization": f"Bearer {self.customers[0].sessions[0]}"} if self.customers else {}
         path = "/v2/control/account" if self.customers else "/readyz"
-        seen = ""
-        for service in self.services:
-            while True:
-                try:
-                    answer = await self.http.get(service.url + path, headers=headers, timeout=15)
-                    seen = f"{answer.status_code} {answer.text[:200]}"
-                    if answer.status_code == 200:
-                        break
-                except httpx2.TransportError as fault:
-                    seen = repr(fault)
-                if trio.current_time() - since > RECOVERY_S_MAX:
-                    raise NotRecovered(f"{service.name} answers {seen} {RECOVERY_S_MAX:.0f} s after the fault")
-                await trio.sleep(PROBE_PAUSE_S)
-        return trio.current_time() - since
+        return await self._first_200s(
+            since, lambda service: self.http.get(service.url + path, headers=headers, timeout=15)
+        )
 
     async def first_writes(self, since: float) -> float:
         """Return the seconds from ``since`` until every process has committed a change.
 
         Raises :class:`NotRecovered`.
         """
+
+        def write(service: Service) -> Awaitable[httpx2.Response]:
+            email = {"email": f"{service.name}@example.com"}
+            return self.http.post(f"{service.url}/v2/control/auth/otp", json=email, timeout=15)
+
+        return await self._first_200s(since, write)
+
+    async def _first_200s(self, since: float, send: Callable[[Service], Awaitable[httpx2.Response]]) -> float:
+        seen = ""
         for service in self.services:
-            url, body = f"{service.url}/v2/control/auth/otp", {"email": f"{service.name}@example.com"}
             while True:
-                seen = ""
-                with contextlib.suppress(httpx2.TransportError):
-                    answer = await self.http.post(url, json=body, timeout=15)
+                try:
+                    answer = await send(service)
+                    seen = f"{answer.status_code} {answer.text[:200]}"
                     if answer.status_code == 200:
                         break
-                    seen = f"{answer.status_code} {answer.text[:200]}"
+                except httpx2.TransportError as fault:
+                    seen = repr(fault)
                 if trio.current_time() - since > RECOVERY_S_MAX:
                     raise NotRecovered(f"{service.name} answers {seen} {RECOVERY_S_MAX:.0f} s after the fault")
                 await trio.sleep(PROBE_PAUSE_S)
