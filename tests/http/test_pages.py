@@ -36,6 +36,7 @@ from holdfast.supervision.control.messages import (
     GroupDescription,
     KeyList,
     LevelList,
+    LineList,
     ListKeys,
     RefusedRequestList,
     SampleList,
@@ -54,7 +55,7 @@ from holdfast_console.rendering import static_files, static_path
 
 from .fake_rows import AwayRows
 from .page_reader import SAME_ORIGIN, PageReader, answer_controls, check_headers, message_of
-from .test_control_calls import CHILD, PROCESS, controls_of, detail, summary
+from .test_control_calls import AWAY, CHILD, PROCESS, controls_of, detail, summary
 from .test_event_calls import TASK, plant
 from .test_operator_calls import frozen
 from .test_provider_check_calls import checks_of
@@ -464,6 +465,22 @@ async def test_every_list_without_entries_is_a_valid_page(api: Api, browser: Pag
         # The reference has no template of ours.
         if "{" not in path and path not in {"/ops/find", "/ops/docs"}:
             await browser.read(path)
+
+
+async def test_a_page_of_all_processes_names_those_that_did_not_answer(api: Api, browser: PageReader) -> None:
+    controls = answer_controls(
+        api,
+        DescribeProcess=PROCESS,
+        ListKeys=KeyList([]),
+        ListLevels=LevelList([]),
+        ListLines=LineList([], "2026-11-20T12:00:00.000Z", is_cut=False),
+        ListRefusedRequests=RefusedRequestList([], []),
+        ListSlowTurns=SlowTurnList([]),
+    )
+    controls.others = (AWAY,)
+    for path in ("actors", "costs", "follow?id=task_1", "log-levels", "profile", "refused-requests"):
+        page = await browser.read(f"/ops/{path}")
+        assert "of 1 process that did not answer: proc_3" in page.text, path
 
 
 async def test_an_operator_who_may_read_sees_no_action(api: Api, browser: PageReader) -> None:
