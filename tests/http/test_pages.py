@@ -553,12 +553,14 @@ async def test_the_overview_says_once_who_is_far_ahead(api: Api, browser: PageRe
     flood = TopCount(210, [NameCount("192.0.2.1", 200, 0), NameCount("other", 10, 0)])
     earlier = TopCount(1_000, [NameCount("192.0.2.7", 900, 0), NameCount("other", 10, 0)])
     minutes: dict[CostOf, TopCount] = {"refused_caller": flood}
-    day: dict[CostOf, TopCount] = {"refused_caller": flood, "route": earlier}
+    keys = TopCount(210, [NameCount("hk_test_abcd", 200, 0), NameCount("hk_test_efgh", 10, 0)])
+    day: dict[CostOf, TopCount] = {"refused_caller": flood, "route": earlier, "key": keys}
     samples = SampleList("proc_1", make_samples(Sample))
     answer_controls(api, DescribeProcess=PROCESS, ReadSamples=samples, ReadCosts=Costs(minutes, day))
     page = (await browser.get("/ops")).text
     assert page.count("192.0.2.1") == 2  # its link, and the link's text
     assert '<a href="/ops/refused-requests?about=192.0.2.1">' in page
+    assert '<a href="/ops/follow?id=hk_test_abcd">' in page
     assert "Requests by route, last day" in page
 
 

@@ -207,7 +207,10 @@ async def test_operators_see_refused_requests_of_all_processes_and_who_sent_most
         RefusedRequestList([kept("acct_1", number=1)], [RefusedCaller("acct_1", 2, {"insufficient_credit": 2})]),
         RefusedRequestList(
             [kept("<b>", 401, "invalid_api_key", number=2)],
-            [RefusedCaller("<b>", 3, {"invalid_api_key": 3}), RefusedCaller("acct_1", 2, {"task_not_found": 2})],
+            [
+                RefusedCaller("<b>", 3, {"not_found": 1, "invalid_api_key": 2}),
+                RefusedCaller("acct_1", 2, {"task_not_found": 2}),
+            ],
         ),
     ]
     asked: list[ListRefusedRequests] = []
@@ -224,11 +227,13 @@ async def test_operators_see_refused_requests_of_all_processes_and_who_sent_most
     assert [each["request_id"][-1] for each in found["data"]] == ["2", "1"]
     assert found["callers"] == [
         {"caller": "acct_1", "requests": 4, "codes": {"task_not_found": 2, "insufficient_credit": 2}},
-        {"caller": "<b>", "requests": 3, "codes": {"invalid_api_key": 3}},
+        {"caller": "<b>", "requests": 3, "codes": {"not_found": 1, "invalid_api_key": 2}},
     ]
     page = await browser.read("/ops/refused-requests")
     assert "/ops/accounts/acct_1" in page.links
+    assert f"/ops/follow?id={found['data'][0]['request_id']}" in page.links
     assert "<b>" in page.text
+    assert "invalid_api_key (2), not_found (1)" in page.text
 
 
 def test_a_refused_request_is_found_by_each_of_its_names() -> None:
