@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy import Connection
 from tests.clients import ok, refused
 
+from holdfast.persistence.claims.expired import delete_expired
 from holdfast.persistence.operators.overrides import Overrides, find_overrides, write_override
 from holdfast.persistence.records.operator_tables import Override
 from holdfast.supervision.control.messages import OverridesKnown, RereadOverrides
@@ -116,6 +119,31 @@ async def test_every_process_reads_again_and_others_find_it(api: Api) -> None:
     assert ok(await act(api, "providers/studio/slots", **WHY, slots=4))["unreachable"] == [controls.me]
     assert api.deps.operating.overrides.seen == 2
     assert elsewhere.slots({"studio": 8}) == {"studio": 3}
+
+
+async def test_long_after_its_end_one_is_deleted_and_the_next_is_found(api: Api) -> None:
+    controls: Any = api.deps.operating.controls
+    controls.answer = lambda _: OverridesKnown(1)
+    for slots in (3, 4):
+        ok(await act(api, "providers/studio/slots", **WHY, slots=slots))
+    ok(await act(api, f"models/{MODEL}/pause", reason="ticket 7", new_tasks="wait", for_s=7_200))
+    known = Overrides(lambda: api.database.look(find_overrides), lambda: NOW)
+    await known.reread()
+    assert known.seen == 3
+
+    def sweep(*, days: int) -> Callable[[Connection], int]:
+        at = NOW + timedelta(days=days)
+        return lambda rows: delete_expired(rows, "overrides", retention_s=30 * 86_400, now=at, most=100)
+
+    assert await api.database.work(sweep(days=29)) == 0
+    # The one that ends last stays, and has the versions of the other: no process has to read again.
+    assert await api.database.work(sweep(days=90)) == 1
+    [last] = await api.database.look(find_overrides)
+    assert (last.subject, last.version) == (MODEL, 3)
+    assert await api.database.work(sweep(days=90)) == 0
+    ok(await act(api, "providers/studio/slots", **WHY, slots=5))
+    await known.reread()
+    assert (known.seen, known.slots({"studio": 8})) == (4, {"studio": 5})
 
 
 async def test_what_another_process_has_just_set_is_ended(api: Api) -> None:

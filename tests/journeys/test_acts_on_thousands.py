@@ -1,6 +1,7 @@
 """Ten thousand dead events and a thousand quarantined actors are acted on at once, while the service works.
 
-The events' action is stopped in the middle, continued, and the process that goes on with it is killed.
+The events' action is stopped in the middle, continued, and the process that goes on with it is killed. Another's
+process stands still again and again, and thaws when another has gone on with it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from .service_process import Service
 
 EVENTS = 10_000
 ACTORS = 1_000
+FROZEN_EVENTS = 2_000
 BULK = "/ops/api/bulk-actions"
 WITHIN_S = 540.0
 # Every time that an event is sent again is recorded: it sets ``round_at``.
@@ -37,6 +39,13 @@ _RECORD = """
     begin insert into sent_again values (new.event_id); return null; end $$;
     create trigger record_sent_again after update on outbox for each row
         when (old.round_at <> new.round_at) execute function record_sent_again();
+"""
+# A batch takes half a second, so that a process is frozen in one.
+_SLOW = """
+    create function be_slow() returns trigger language plpgsql as $$
+    begin perform pg_sleep(0.005); return new; end $$;
+    create trigger be_slow before update on outbox for each row
+        when (old.round_at <> new.round_at) execute function be_slow();
 """
 _PLANT = """
     insert into outbox (account_id, event_id, receiver, kind, url, created_at, due_at, round_at, snapshot,
@@ -107,12 +116,7 @@ async def test_thousands_are_acted_on_once_through_a_stop_and_a_kill(
     service = new_service(PROCESSES="2")
     await trio.to_thread.run_sync(service.start)
     ada = await new_customer(service, credit="5.00")
-    hook = {"url": endpoint.url + "/bulk", "events": ["task.*"]}
-    created = ok(await ada.as_session("POST", "/v2/control/webhooks", hook))
-    ok(await ada.as_session("POST", f"/v2/control/webhooks/{created['webhook_id']}/test", {}))
-    [first] = await endpoint.wait("/bulk", 1)
-    sql(service, _RECORD)
-    sql(service, _PLANT, EVENTS, first.event_id)
+    await plant(service, ada, endpoint, count=EVENTS)
     async with Operator(service).http as http, trio.open_nursery() as nursery:
         await quarantine(http)
         assert await quarantined(http) == ACTORS
@@ -156,6 +160,55 @@ async def test_thousands_are_acted_on_once_through_a_stop_and_a_kill(
             continued: str(ended["done"]),
             released["action_id"]: str(ACTORS),
         }
+
+
+@pytest.mark.slow
+async def test_each_is_acted_on_once_while_the_process_that_acts_freezes_and_thaws(
+    new_service: NewService, new_customer: NewCustomer, endpoint: Receiver
+) -> None:
+    service = new_service(PROCESSES="2")
+    await trio.to_thread.run_sync(service.start)
+    await plant(service, await new_customer(service), endpoint, count=FROZEN_EVENTS)
+    sql(service, _SLOW)
+    async with Operator(service).http as http:
+        begun = await begin(http, {"act": "retry_webhook", "filter": "status=given_up", "reason": "a freeze"})
+    for frozen_at in (300, 900, 1_500):
+        async with Operator(service).http as http:
+            await until(partial(progressed, http, begun["action_id"], frozen_at), within_s=WITHIN_S)
+        [(pid,)] = sql(service, _OWNER)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await until(partial(owned_by_another, service, pid), within_s=WITHIN_S)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    async with Operator(service).http as http:
+        ended = await until(partial(answered, http, begun["action_id"]), within_s=WITHIN_S)
+        assert (ended["done"], ended["refused"], ended["exceptions"]) == (FROZEN_EVENTS, 0, [])
+        again = Counter(event_id for (event_id,) in sql(service, "select event_id from sent_again"))
+        assert (len(again), {*again.values()}) == (FROZEN_EVENTS, {1})
+        records = ok(await http.get("/ops/api/actions"))["data"]
+        assert [each["action_id"] for each in records if each["action"] == "act_on_all"] == [begun["action_id"]]
+
+
+async def plant(service: Service, customer: Any, endpoint: Receiver, *, count: int) -> None:
+    """Write events that were given up, and record every time that one is sent again."""
+    hook = {"url": endpoint.url + "/bulk", "events": ["task.*"]}
+    created = ok(await customer.as_session("POST", "/v2/control/webhooks", hook))
+    ok(await customer.as_session("POST", f"/v2/control/webhooks/{created['webhook_id']}/test", {}))
+    [first] = await endpoint.wait("/bulk", 1)
+    sql(service, _RECORD)
+    sql(service, _PLANT, count, first.event_id)
+
+
+async def progressed(http: Any, action_id: str, done: int) -> bool:
+    try:
+        return bool((await state_of(http, action_id))["done"] >= done)
+    except (OSError, AssertionError, httpx2.TransportError):
+        return False
+
+
+async def owned_by_another(service: Service, pid: int) -> bool:
+    return sql(service, _OWNER) not in ([], [(pid,)])
 
 
 async def recharge_again(customer: Any, scope: trio.CancelScope) -> None:

@@ -32,6 +32,8 @@ CHANGES_RETENTION_S = 400 * 24 * 3600
 CHECKS_RETENTION_S = 24 * 3600
 EVENTS_RETENTION_S = 90 * 24 * 3600
 OUTBOX_RETENTION_S = 30 * 24 * 3600
+OVERRIDES_RETENTION_S = 30 * 24 * 3600
+"""How long an override stays after its end."""
 
 
 class Sweeper:
@@ -63,6 +65,7 @@ class Sweeper:
             "check_callbacks": CHECKS_RETENTION_S,
             "payment_events": EVENTS_RETENTION_S,
             "outbox": OUTBOX_RETENTION_S,
+            "overrides": OVERRIDES_RETENTION_S,
             "webhook_secrets": OVERLAP_S,
             "journal_batches": MARKER_RETENTION_S,
             "reports": reports_retention_s,

@@ -64,6 +64,19 @@ _DELETES: dict[str, TextClause] = {
     # What happened to the account as a whole stays.
     "account_changes": text(_delete("account_changes", f"api_key_id is not null and at {_BEFORE}")),
     "check_callbacks": text(_delete("check_callbacks", f"at {_BEFORE}")),
+    # The row that ends last stays, with the versions of those deleted: their sum tells processes what they know.
+    "overrides": text(
+        "with last as materialized "
+        "(select kind, subject from overrides order by ends_at desc, kind, subject limit 1 for update), gone as ("
+        + _delete(
+            "overrides",
+            f"ends_at {_BEFORE} and (kind, subject) not in (select kind, subject from last)",
+            lock="for update skip locked",
+        )
+        + " returning d.version), kept as (update overrides o set version = version + "
+        "(select sum(version) from gone) from last where o.kind = last.kind and o.subject = last.subject "
+        "and exists (select from gone)) select from gone"
+    ),
     "poison_messages": text(_delete("poison_messages", f"last_at {_BEFORE}")),
     "reports": text(_delete("reports", f"at {_BEFORE}")),
     # By the database's clock, which wrote their times.
