@@ -150,9 +150,11 @@ def main() -> None:
         rate = statistics.median(beside.rate / alone.rate for alone, beside in pairs)
         p99 = statistics.median(beside.p99_ms / alone.p99_ms for alone, beside in pairs)
         cpu = statistics.median(beside.cpu_us / alone.cpu_us for alone, beside in pairs)
+        tasks = sum(run.rate * options.seconds for pair in pairs for run in pair)
+        grown_bytes = (after_mb - before_mb) * 1e6 / tasks
         print(
             f"creates beside a followed task: {rate:.2f} x the rate, {p99:.2f} x the p99, {cpu:.2f} x the CPU; the "
-            f"page within {page.slowest_s:.2f} s; {after_mb - before_mb:,.0f} MB more since then"
+            f"page within {page.slowest_s:.2f} s; {grown_bytes:,.0f} bytes more for each task since then"
         )
         print_figures(
             {
@@ -161,7 +163,7 @@ def main() -> None:
                 "followed, CPU": cpu,
                 "slowest page, s": page.slowest_s,
                 "full, MB": before_mb,
-                "grown, MB": after_mb - before_mb,
+                "grown, bytes a task": grown_bytes,
             }
         )
 
