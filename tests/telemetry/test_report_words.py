@@ -40,6 +40,10 @@ EXAMPLES: list[tuple[dict[str, Any], str]] = [
         {"kind": "crash", "reason": "it returned", "decision": "restart"},
         "crashed: it returned; restarts at once; look at what was deployed last",
     ),
+    (
+        {"kind": "crash", "reason": "process 7 was killed by SIGKILL", "decision": "restart"},
+        "crashed: process 7 was killed by SIGKILL; restarts at once; see whether the machine has memory left",
+    ),
     ({"kind": "crash", **FAULT, "decision": "pause"}, "crashed: ValueError: a b (m:3); its group pauses"),
     (
         {"kind": "crash", **FAULT, "decision": "escalate", "restarts": 4, "budget": 3},

@@ -281,7 +281,10 @@ def _advice(report: Report) -> str:
     """Return what an operator may do; docs/runbook.md has more."""
     match report.kind:
         case "crash" if report.decision in ("restart", "backoff"):
-            return "look at what was deployed last" if level_of(report) == "error" else "nothing to do"
+            if level_of(report) != "error":
+                return "nothing to do"
+            is_killed = "SIGKILL" in (report.reason or "")
+            return "see whether the machine has memory left" if is_killed else "look at what was deployed last"
         case "crash" if report.decision == "none":
             return "start it on the page of its process"
         case "crash_loop":
