@@ -19,6 +19,7 @@ from sqlalchemy import Connection, TextClause, text
 
 from holdfast.ledger.tasks.dispatch import Silence, Unanswered
 from holdfast.persistence.records.reading import OCCUPIES
+from holdfast.persistence.server.repeated_queries import RepeatedQuery
 
 LEASE_S = 10
 ACCOUNTS_PROBED_MAX = 200
@@ -41,21 +42,26 @@ _PROBED = (
     "    order by t.account_id limit 1) n"
     "  where p.number < :probed_max) "
 )
-_ACCOUNTS = text(
-    # The recursion goes no further than this limit asks for.
-    f"{_PROBED} select p.account_id from probed p where exists (select from tasks t where t.provider = :provider "
-    "and not t.dispatched and t.account_id = p.account_id and t.wake_at <= :now "
-    "and t.model <> all(cast(:paused as text[]))) limit :most"
+_ACCOUNTS = RepeatedQuery(
+    text(
+        # The recursion goes no further than this limit asks for.
+        f"{_PROBED} select p.account_id from probed p where exists (select from tasks t "
+        "where t.provider = :provider and not t.dispatched and t.account_id = p.account_id and t.wake_at <= :now "
+        "and t.model <> all(cast(:paused as text[]))) limit :most"
+    )
 )
 _LAST_PROBED = text(f"{_PROBED} select account_id from probed where number = :probed_max")
-_CLAIM_WAITING = text(
-    "with due as (select w.request_id, a.position, w.wake_at from "
-    "unnest(cast(:accounts as text[])) with ordinality a (account_id, position) cross join lateral ("
-    "  select t.request_id, t.wake_at from tasks t where t.provider = :provider and not t.dispatched "
-    "  and t.account_id = a.account_id and t.wake_at <= :now and t.model <> all(cast(:paused as text[])) "
-    "  order by t.wake_at limit :share for update skip locked) w limit :slots) "
-    "update tasks t set wake_at = :now + make_interval(secs => :lease_s) from due "
-    "where t.request_id = due.request_id returning t.request_id, t.account_id, due.position, due.wake_at as due_at"
+_CLAIM_WAITING = RepeatedQuery(
+    text(
+        "with due as (select w.request_id, a.position, w.wake_at from "
+        "unnest(cast(:accounts as text[])) with ordinality a (account_id, position) cross join lateral ("
+        "  select t.request_id, t.wake_at from tasks t where t.provider = :provider and not t.dispatched "
+        "  and t.account_id = a.account_id and t.wake_at <= :now and t.model <> all(cast(:paused as text[])) "
+        "  order by t.wake_at limit :share for update skip locked) w limit :slots) "
+        "update tasks t set wake_at = :now + make_interval(secs => :lease_s) from due "
+        "where t.request_id = due.request_id "
+        "returning t.request_id, t.account_id, due.position, due.wake_at as due_at"
+    )
 )
 _WAITING = "t.wake_at is not null and not t.dispatched"
 _DISPATCHED_TO_OWNER = "t.wake_at is not null and t.dispatched and t.owner"
@@ -204,8 +210,8 @@ def claim_waiting(
             break
         # With more slots than accounts, each account gets the same share; the rest goes to the next round.
         share = max(1, left // len(due))
-        found = rows.execute(
-            _CLAIM_WAITING,
+        found = _CLAIM_WAITING.rows(
+            rows,
             {
                 "accounts": due,
                 "provider": provider,
@@ -215,7 +221,7 @@ def claim_waiting(
                 "lease_s": LEASE_S,
                 "paused": list(paused),
             },
-        ).all()
+        )
         if not found:
             break
         claimed += [row.request_id for row in sorted(found, key=lambda row: (row.due_at, row.request_id))]
@@ -246,7 +252,7 @@ def _accounts_in_turn(
                 "now": now,
                 "paused": list(paused),
             }
-            due += rows.execute(_ACCOUNTS, probe).scalars()
+            due += [row.account_id for row in _ACCOUNTS.rows(rows, probe)]
             probed = rows.scalar(_LAST_PROBED, probe) if paused and len(due) < most else None
             if probed is not None:
                 return due, probed
