@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 import trio.testing
-from sqlalchemy import insert
+from sqlalchemy import insert, text
 from tests.clients import ok, refused
 
 from holdfast.actors.runtime.faults import OutcomeUnknown
@@ -126,7 +126,7 @@ async def test_what_matches_is_counted_and_all_of_it_is_acted_on_once(api: Api, 
     assert (matches["count"], matches["path"]) == (2 * BATCH + 50, "/ops/api/webhooks")
     assert [each["target"][1] for each in matches["oldest"]] == [f"evt_{number:032x}" for number in range(3)]
     assert [each["target"][1] for each in matches["newest"]] == [f"evt_{249 - number:032x}" for number in range(3)]
-    assert await get(api, BULK) == {"data": [], "next_cursor": None}
+    assert await get(api, BULK) == {"data": [], "next_cursor": None, "unreadable": []}
     begun = ok(await post(api, BULK, GIVEN_UP))
     assert (begun["state"], begun["total"], begun["done"]) == ("running", 250, 0)
     worker = BulkActions(lambda: api.deps)
@@ -493,6 +493,28 @@ async def test_a_filter_that_the_list_has_not_is_refused(api: Api, act: str, sen
         assert reply.status_code == 400
         assert reply.json()["error"]["param"] == param
     assert (await get(api, BULK))["data"] == []
+
+
+@pytest.mark.parametrize("value", ["infinity", "-infinity"])
+async def test_a_time_that_cannot_be_read_is_named_by_lists_of_operators(
+    api: Api, resends: Resends, value: str
+) -> None:
+    await plant(api, 3)
+    begun = [ok(await post(api, BULK, GIVEN_UP))["action_id"] for _ in range(3)]
+    await api.write(text(f"update operator_actions set at = '{value}' where action_id = '{begun[1]}'"))
+    for path in ("/ops/api/actions", BULK):
+        found = await get(api, path)
+        assert ({each["action_id"] for each in found["data"]}, found["unreadable"]) == (
+            {begun[0], begun[2]},
+            [begun[1]],
+        )
+    events = [f"evt_{number:032x}" for number in range(3)]
+    await api.write(text(f"update outbox set created_at = '{value}' where event_id = '{events[1]}'"))
+    found = await get(api, "/ops/api/webhooks")
+    assert ({each["event"]["event_id"] for each in found["data"]}, found["unreadable"]) == (
+        {events[0], events[2]},
+        [events[1]],
+    )
 
 
 @pytest.mark.parametrize("act", [each for each in ACTS if each != "release_actor"])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 import trio
+from sqlalchemy import text
 from tests.clients import ok, refused
 
 from holdfast.http.kit.uploads import (
@@ -195,6 +196,13 @@ async def test_files_are_listed_by_pages_and_only_to_their_account(api: Api) -> 
     for method, path in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
         theirs = await api.call(method, f"/v2/files/{ids[0]}{path}", credential=other)
         refused(theirs, 404, "file_not_found")
+
+
+async def test_a_time_of_a_file_that_cannot_be_read_closes_no_list(api: Api) -> None:
+    ids = [ok(await upload(api, PNG + bytes([number])))["file_id"] for number in range(2)]
+    await api.write(text(f"update files set created_at = 'infinity' where file_id = '{ids[0]}'"))
+    found = ok(await api.as_key("GET", "/v2/files"))
+    assert ([each["file_id"] for each in found["data"]], found["unreadable"]) == ([ids[1]], [ids[0]])
 
 
 async def test_an_expired_file_is_gone(api: Api) -> None:

@@ -16,6 +16,7 @@ import pytest
 from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
 from msgspec.structs import replace
+from sqlalchemy import text
 from tests.clients import refused
 
 from holdfast.http.endpoints import receipts as endpoint
@@ -258,3 +259,11 @@ async def test_a_service_without_the_library_refuses(api: Api, monkeypatch: pyte
     refused(response, 501, "pdf_not_available")
     assert response.headers["X-Should-Retry"] == "false"
     assert (await read(api, f"{PATH}/R-000001"))["amount"] == "10.00"
+
+
+@pytest.mark.parametrize("value", ["infinity", "-infinity"])
+async def test_a_time_of_a_receipt_that_cannot_be_read_closes_no_list(api: Api, value: str) -> None:
+    await add(api, *(receipt(sequence) for sequence in (1, 2, 3)))
+    await api.write(text(f"update receipts set issued_at = '{value}' where sequence = 2"))
+    found = await read(api, PATH)
+    assert ([each["number"] for each in found["data"]], found["unreadable"]) == (["R-000003", "R-000001"], ["2"])

@@ -107,7 +107,9 @@ async def test_the_oldest_of_a_key_are_deleted_beyond_the_limit(database: Databa
         await database.work(keep_poison, record(number, at=NOW + timedelta(seconds=number)))
     await database.work(keep_poison, record(999, key="acct_2"))
     found = await database.read(list_poison, filters={"key": "acct_1"}, limit=100)
-    assert [each.incarnation for each in found] == list(range(PER_KEY_MAX + 2, 2, -1))
+    assert [each.incarnation for each in found if isinstance(each, PoisonRecord)] == list(
+        range(PER_KEY_MAX + 2, 2, -1)
+    )
     assert len(await database.read(list_poison, filters={}, limit=100)) == PER_KEY_MAX + 1
     assert PER_KEY_MAX < IN_ALL_MAX
 

@@ -138,7 +138,7 @@ def test_the_sums_by_month_are_those_of_the_books(money: Connection) -> None:
     ]
     newest = receipts_of_all(money, filters={"kind": "credit_note"}, limit=10)
     # Bob paid between Ada's payment and her refund.
-    assert [each.number for each in newest] == ["R-000003"]
+    assert [each.number for each in newest if isinstance(each, Receipt)] == ["R-000003"]
 
 
 def event_of(name: str, number: int, kind: str) -> PaymentEvent:

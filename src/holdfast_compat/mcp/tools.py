@@ -40,6 +40,7 @@ from holdfast.persistence.queries.files import files_of_account
 from holdfast.persistence.queries.spending import keys_with_spending, spending_of_account
 from holdfast.persistence.queries.tasks import tasks_of_account
 from holdfast.persistence.records.key_rows import ApiKeyRecord
+from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast_compat.mcp.results import file_result, result_of, task_result
 from holdfast_compat.mcp.views import (
     ShownFiles,
@@ -424,7 +425,8 @@ async def list_files(at: ToolCall, wanted: FilesWanted) -> dict[str, object] | R
     found = await call.read(
         lambda rows: files_of_account(rows, account_id, now=now, filters={}, limit=wanted.limit)
     )
-    return result_of(ShownFiles([shown_file(call.deps.urls, each, now) for each in found]))
+    readable = [each for each in found if not isinstance(each, UnreadableEntry)]
+    return result_of(ShownFiles([shown_file(call.deps.urls, each, now) for each in readable]))
 
 
 @_tool("Show a file", FileWanted, TASKS_READ)

@@ -241,7 +241,7 @@ class ReplicateFile(msgspec.Struct, frozen=True):
     """`get`: the address of this, which stands for the file in an input."""
 
 
-class ReplicateFileList(ListBody[ReplicateFile], frozen=True):
+class ReplicateFileList(StoredListBody[ReplicateFile], frozen=True):
     """A page of files, newest first."""
 
     data: list[ReplicateFile] = msgspec.field(name="results")

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.listing import PAGE, ListBody, Position, list_of_account
+from holdfast.http.kit.listing import PAGE, Position, StoredListBody, list_of_account
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.stored_content import (
     IF_CACHED,
@@ -54,7 +54,7 @@ class FileBody(msgspec.Struct, frozen=True):
     """When the file is deleted; providers of unfinished tasks that name it can fetch it until these have ended."""
 
 
-class FileList(ListBody[FileBody], frozen=True):
+class FileList(StoredListBody[FileBody], frozen=True):
     """A page of files, newest first."""
 
 

@@ -7,7 +7,7 @@ from typing import Final, get_args
 import msgspec
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import PAGE, ListBody, Position, filter_by, list_of_account
+from holdfast.http.kit.listing import PAGE, Position, StoredListBody, filter_by, list_of_account
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.common import render
 from holdfast.ledger.api_keys import ACCOUNT_READ
@@ -33,7 +33,7 @@ class AccountChangeBody(msgspec.Struct, frozen=True):
     """The id of what the key did it with: another key, a webhook, an event, an order or the account."""
 
 
-class AccountHistory(ListBody[AccountChangeBody], frozen=True):
+class AccountHistory(StoredListBody[AccountChangeBody], frozen=True):
     """A page of the account's history, newest first."""
 
 

@@ -38,6 +38,7 @@ from holdfast.persistence.queries.webhooks import (
     webhooks_of_account,
 )
 from holdfast.persistence.records.event_rows import WebhookRow
+from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.providers.outbound.webhook_post import URL_MAX_CHARS, can_be_posted_to
 
 route = RouteTable("Webhooks")
@@ -142,7 +143,7 @@ async def list_deliveries(call: Call) -> Outcome:
 
     def entries(
         rows: Connection, account_id: str, **options: Unpack[ListOptions]
-    ) -> Sequence[EventRecord] | Refusal:
+    ) -> Sequence[EventRecord | UnreadableEntry] | Refusal:
         if not is_id(webhook_id) or webhook_of_account(rows, account_id, webhook_id) is None:
             return _not_found(webhook_id)
         options["filters"] = {"webhook_id": webhook_id}

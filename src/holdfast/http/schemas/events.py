@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from holdfast.http.kit.listing import ListBody
+from holdfast.http.kit.listing import StoredListBody
 from holdfast.http.schemas.common import AmountGiven, render
 from holdfast.ledger.alerts.account_events import SUBSCRIPTIONS, AnyEventKind
 from holdfast.ledger.alerts.alerts import BALANCE, Alerts, MailStop
@@ -126,7 +126,7 @@ class WebhookEventBody(EventBody, frozen=True):
     """The task, `task_…`; null for an event of the account itself."""
 
 
-class WebhookEventList(ListBody[WebhookEventBody], frozen=True):
+class WebhookEventList(StoredListBody[WebhookEventBody], frozen=True):
     """A page of events, newest first."""
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, TypeVar, get_args
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.http.kit.listing import ListBody, Position, columns_of, filter_by, number_of
+from holdfast.http.kit.listing import Position, StoredListBody, columns_of, filter_by, number_of
 from holdfast.http.kit.routes import Parameter
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.schemas.common import render
@@ -18,6 +18,7 @@ from holdfast.ledger.public_types import AccountId, Amount, OrderId, Time
 from holdfast.ledger.receipts import Receipt, ReceiptKind
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.receipts import MonthOfReceipts
+from holdfast.persistence.records.unreadable import UnreadableEntry
 
 R = TypeVar("R", bound="ReceiptBody")
 
@@ -79,7 +80,7 @@ class ReceiptBody(msgspec.Struct, frozen=True, kw_only=True):
     """Who bought the credit."""
 
 
-class ReceiptList(ListBody[ReceiptBody], frozen=True):
+class ReceiptList(StoredListBody[ReceiptBody], frozen=True):
     """A page of the account's receipts, newest first."""
 
 
@@ -150,13 +151,13 @@ def position_of_receipt(receipt: Receipt) -> Position:
 
 
 def read_page(
-    read: Callable[..., list[Receipt]],
+    read: Callable[..., list[Receipt | UnreadableEntry]],
     rows: Connection,
     *account_id: str,
     after: Position | None,
     filters: Mapping[str, str],
     **options: Any,
-) -> list[Receipt] | Refusal:
+) -> list[Receipt | UnreadableEntry] | Refusal:
     """Read a page of receipts. Refuses with ``invalid_parameter`` and ``invalid_cursor``."""
     month, sequence = filters.get(MONTH.name), number_of(after)
     if month is not None and not _MONTH.fullmatch(month):
@@ -188,5 +189,5 @@ class AccountReceipt(ReceiptBody, frozen=True, kw_only=True):
     account_id: AccountId
 
 
-class AccountReceiptList(ListBody[AccountReceipt], frozen=True):
+class AccountReceiptList(StoredListBody[AccountReceipt], frozen=True):
     """A page of all accounts' receipts, newest first."""

@@ -8,8 +8,9 @@ replaced while it stood still can write no more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, Unpack
 
 import msgspec
@@ -24,6 +25,7 @@ from holdfast.persistence.queries.tasks import TASK_ORDER, in_review, unfinished
 from holdfast.persistence.records.operator_tables import OperatorAction, poison_messages
 from holdfast.persistence.records.operator_tables import operator_actions as actions
 from holdfast.persistence.records.tables import outbox, tasks
+from holdfast.persistence.records.unreadable import UnreadableEntry, read_rows
 
 START: Final = "act_on_all"
 CONTINUE: Final = "continue_bulk_action"
@@ -138,7 +140,7 @@ def count_matches(
     total = rows.execute(select(func.count()).select_from(found.subquery())).scalar_one()
     first = page(rows, found, of.order, oldest_first=True, limit=shown)
     last = page(rows, found, of.order, limit=shown)
-    return Matches(total, [_match(row) for row in first], [_match(row) for row in reversed(last)])
+    return Matches(total, _matches(first), _matches(reversed(last)))
 
 
 def next_matches(
@@ -150,12 +152,17 @@ def next_matches(
         at, row_id = _at(progress.upto)
         found = found.where(tuple_(*of.order) <= tuple_(literal(at, of.order[0].type), literal(row_id)))
     after = _at(progress.after) if progress.after else None
-    return [_match(row) for row in page(rows, found, of.order, oldest_first=True, limit=most, after=after)]
+    return _matches(page(rows, found, of.order, oldest_first=True, limit=most, after=after))
 
 
-def _match(row: Sequence[Any]) -> Match:
-    at, row_id, *target = row
-    return Match(at, f"{at.astimezone(UTC).isoformat()} {row_id}", tuple(target))
+def _matches(found: Iterable[Sequence[Any] | UnreadableEntry]) -> list[Match]:
+    """Return what can be acted on: an unreadable row cannot."""
+    return [
+        Match(at, f"{at.astimezone(UTC).isoformat()} {row_id}", tuple(target))
+        for each in found
+        if not isinstance(each, UnreadableEntry)
+        for at, row_id, *target in [each]
+    ]
 
 
 def _at(position: str) -> tuple[datetime, str]:
@@ -165,10 +172,11 @@ def _at(position: str) -> tuple[datetime, str]:
 
 def bulk_actions(
     rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
-) -> list[OperatorAction]:
+) -> list[OperatorAction | UnreadableEntry]:
     """Return a page of the bulk actions, newest first, unfiltered."""
     assert not filters
-    return [OperatorAction._make(row) for row in page(rows, _ALL, (actions.c.at, actions.c.action_id), **options)]
+    found = page(rows, _ALL, (actions.c.at, actions.c.action_id), **options)
+    return read_rows(OperatorAction._make, found, "operator_actions", attrgetter("at", "action_id"))
 
 
 def open_bulk_actions(rows: Connection, now: datetime) -> list[OperatorAction]:

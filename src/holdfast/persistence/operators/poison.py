@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, Unpack
 
 from sqlalchemy import Connection, Select, select, text
@@ -18,6 +19,7 @@ from sqlalchemy.dialects.postgresql import insert
 from holdfast.persistence.queries.paging import PageOptions, page
 from holdfast.persistence.records.operator_tables import PoisonRecord, PoisonState
 from holdfast.persistence.records.operator_tables import poison_messages as poison
+from holdfast.persistence.records.unreadable import UnreadableEntry, read_rows
 
 # Encryption of what is stored and must not be read in the rows: AES-256-GCM under a key derived from SERVER_KEY. A
 # text is bound to its row: moved to another one it cannot be decrypted.
@@ -122,9 +124,10 @@ def poison_by_id(rows: Connection, poison_id: str) -> PoisonRecord | None:
 
 def list_poison(
     rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
-) -> list[PoisonRecord]:
+) -> list[PoisonRecord | UnreadableEntry]:
     """Return a page of messages, newest first. ``filters`` match ``group``, ``key`` and ``state`` exactly."""
-    return [PoisonRecord._make(row) for row in page(rows, matching_poison(filters), POISON_ORDER, **options)]
+    found = page(rows, matching_poison(filters), POISON_ORDER, **options)
+    return read_rows(PoisonRecord._make, found, "poison_messages", attrgetter("first_at", "poison_id"))
 
 
 def matching_poison(filters: Mapping[str, str]) -> Select[*tuple[Any, ...]]:

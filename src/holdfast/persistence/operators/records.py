@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Unpack
 
 from sqlalchemy import Connection, bindparam, func, insert, literal, select
@@ -14,6 +15,7 @@ from holdfast.persistence.records.operator_tables import check_callbacks as tabl
 from holdfast.persistence.records.operator_tables import operator_actions as actions
 from holdfast.persistence.records.operator_tables import operator_sessions as sessions
 from holdfast.persistence.records.tables import accounts
+from holdfast.persistence.records.unreadable import UnreadableEntry, read_rows
 
 _ALL = select(*(actions.c[name] for name in OperatorAction._fields))
 
@@ -35,11 +37,11 @@ def write_action(rows: Connection, action: OperatorAction) -> None:
 
 def list_actions(
     rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
-) -> list[OperatorAction]:
+) -> list[OperatorAction | UnreadableEntry]:
     """Return a page of actions, newest first. ``filters`` are exact matches by column name."""
     matches = [actions.c[name] == value for name, value in filters.items()]
     found = page(rows, _ALL.where(*matches), (actions.c.at, actions.c.action_id), **options)
-    return [OperatorAction._make(row) for row in found]
+    return read_rows(OperatorAction._make, found, "operator_actions", attrgetter("at", "action_id"))
 
 
 _STORED = OperatorSession._fields[:-1]

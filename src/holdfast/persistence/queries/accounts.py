@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from operator import attrgetter
 from typing import NamedTuple, Unpack
 
 import msgspec
@@ -15,7 +16,7 @@ from holdfast.ledger.public_types import Role
 from holdfast.persistence.queries.credentials import live_api_keys
 from holdfast.persistence.queries.paging import PageOptions, page
 from holdfast.persistence.records.tables import accounts, holds, sessions
-from holdfast.persistence.records.unreadable import read_row
+from holdfast.persistence.records.unreadable import UnreadableEntry, read_row, read_rows
 from holdfast.persistence.server.repeated_queries import RepeatedQuery, one_of
 
 
@@ -92,11 +93,11 @@ _CLOSING = select(
 
 def closing_accounts(
     rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
-) -> list[ClosingAccount]:
+) -> list[ClosingAccount | UnreadableEntry]:
     """Return a page of the accounts that are being closed, the next to be closed first, unfiltered."""
     assert not filters
     found = page(rows, _CLOSING, (accounts.c.closes_at, accounts.c.id), oldest_first=True, **options)
-    return [ClosingAccount._make(row) for row in found]
+    return read_rows(ClosingAccount._make, found, "accounts", attrgetter("closes_at", "account_id"))
 
 
 def find_totals(rows: Connection, account_ids: Sequence[str]) -> dict[str, AccountTotals]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final, NamedTuple, Unpack
 
@@ -16,6 +17,7 @@ from holdfast.persistence.queries.paging import PageOptions, page
 from holdfast.persistence.records.rows import OutboxAttemptRow
 from holdfast.persistence.records.table_base import selected
 from holdfast.persistence.records.tables import outbox, outbox_attempts
+from holdfast.persistence.records.unreadable import UnreadableEntry, UnreadableRow
 
 ATTEMPTS_SHOWN_MAX: Final = 50
 """How many of an event's attempts are read, the newest ones."""
@@ -119,12 +121,12 @@ def events_of_task(
 
 def failed_events(
     rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
-) -> list[EventRecord]:
+) -> list[EventRecord | UnreadableEntry]:
     """Return a page of the events that were given up or had an attempt that failed, newest first.
 
     ``filters`` are exact matches by column name, and of the ``host``.
     """
-    return with_attempts(rows, page(rows, failing(filters), EVENT_ORDER, **options))
+    return listed_with_attempts(rows, page(rows, failing(filters), EVENT_ORDER, **options))
 
 
 def failing(filters: Mapping[str, str]) -> Select[*tuple[Any, ...]]:
@@ -170,6 +172,26 @@ def failure_counts(rows: Connection) -> WebhookSummary:
     )
     hosts = [FailingHost(*row) for row in by_host]
     return WebhookSummary(by_status.get("pending", 0), by_status.get("given_up", 0), hosts)
+
+
+def listed_with_attempts(
+    rows: Connection, found: Sequence[Row[*tuple[Any, ...]] | UnreadableEntry]
+) -> list[EventRecord | UnreadableEntry]:
+    """Return a page of events with their newest attempts; one with an attempt that cannot be read is unreadable."""
+    readable = [each for each in found if not isinstance(each, UnreadableEntry)]
+    if len(readable) == len(found):
+        with suppress(UnreadableRow):
+            return [*with_attempts(rows, readable)]
+    listed: list[EventRecord | UnreadableEntry] = []
+    for each in found:
+        if isinstance(each, UnreadableEntry):
+            listed.append(each)
+            continue
+        try:
+            listed += with_attempts(rows, [each])
+        except UnreadableRow:
+            listed.append(UnreadableEntry(each.created_at, each.event_id))
+    return listed
 
 
 def with_attempts(rows: Connection, found: Sequence[Row[*tuple[Any, ...]]]) -> list[EventRecord]:

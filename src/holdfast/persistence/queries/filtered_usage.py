@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any, Final
+from functools import lru_cache, partial
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, text
 
 from holdfast.ledger.tasks.task import Task
-from holdfast.persistence.queries.paging import PAGE_SHAPES_MAX, PageOptions, ScanEnd, given_of
+from holdfast.persistence.queries.paging import (
+    EARLIEST,
+    LATEST,
+    PAGE_SHAPES_MAX,
+    PageOptions,
+    ScanEnd,
+    each_readable,
+    given_of,
+)
 from holdfast.persistence.records.rows import UsageEntry
+from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.repeated_queries import RepeatedQuery
 
 SCANNED_MAX: Final = 100_000
@@ -31,7 +40,10 @@ _BOUNDS: Final = {
     "since": "ts >= :since",
     "until": "ts < :until",
     "after_at": "(ts, request_id) < (:after_at, :after_id)",
+    "beyond_at": "(ts, request_id) < (coalesce((select max(b.ts) from usage_entries b where b.account_id = "
+    ":account_id and b.request_id = :beyond_id), :beyond_at), :beyond_id)",
 }
+_HELD: Final = f"least(greatest(%s, '{EARLIEST.isoformat()}'), '{LATEST.isoformat()}')"
 _ENTRIES: Final = """
 select {columns} from usage_entries
 where account_id = :account_id{bounds} order by ts desc, request_id desc limit {limit}
@@ -80,25 +92,44 @@ def scan_usage(
     """Return the rows of a page of entries, or of their tasks, that match, and where its scan ends, if it does."""
     given = {"account_id": account_id, **parameters_of(filters), **given_of(options)}
     scanned_max = scanned_max or (METADATA_SCANNED_MAX if "key_0" in given else SCANNED_MAX)
-    page_of, last_of = _queries(tuple(given), scanned_max, of_tasks)
-    found = page_of.rows(rows, given)
+    queries = _queries(tuple(given), scanned_max, of_tasks)
+    try:
+        found = queries.page.rows(rows, given)
+    except UnreadableRow:
+        found = each_readable(
+            queries.positions.rows(rows, given),
+            lambda position: queries.one.rows(rows, {**given, "request_id": position[1]}),
+        )
     is_full = len(found) == options["limit"]
-    return found, [] if is_full else [ScanEnd(*row) for row in last_of.rows(rows, given)]
+    return found, [] if is_full else [ScanEnd(*row) for row in queries.last.rows(rows, given)]
+
+
+class _Queries(NamedTuple):
+    """The queries of a page: its rows, their positions, the row of a ``request_id``, and the last that is read."""
+
+    page: RepeatedQuery
+    positions: RepeatedQuery
+    one: RepeatedQuery
+    last: RepeatedQuery
 
 
 @lru_cache(maxsize=PAGE_SHAPES_MAX)
-def _queries(names: tuple[str, ...], scanned_max: int, of_tasks: bool) -> tuple[RepeatedQuery, RepeatedQuery]:
+def _queries(names: tuple[str, ...], scanned_max: int, of_tasks: bool) -> _Queries:
     bounds = "".join(f" and {condition}" for name, condition in _BOUNDS.items() if name in names)
-    page_of = _PAGE.format(
-        columns=_selected("t", Task.__struct_fields__)
-        if of_tasks
-        else _selected("u", UsageEntry.__struct_fields__),
-        entries=_ENTRIES.format(columns="*", bounds=bounds, limit=scanned_max),
-        tasks=TASKS if of_tasks else "",
-        matches=matches_of(names),
+    columns = _selected("t", Task.__struct_fields__) if of_tasks else _selected("u", UsageEntry.__struct_fields__)
+    entries = _ENTRIES.format(columns="*", bounds=bounds, limit=scanned_max)
+    page_of = partial(_PAGE.format, entries=entries, tasks=TASKS if of_tasks else "")
+    matches = matches_of(names)
+    last = _ENTRIES.format(
+        columns=f"{_HELD % 'ts'}, request_id", bounds=bounds, limit=f"1 offset {scanned_max - 1}"
     )
-    last_of = _ENTRIES.format(columns="ts, request_id", bounds=bounds, limit=f"1 offset {scanned_max - 1}")
-    return RepeatedQuery(text(page_of)), RepeatedQuery(text(last_of))
+    queries = (
+        page_of(columns=columns, matches=matches),
+        page_of(columns=f"{_HELD % 'u.ts'}, u.request_id", matches=matches),
+        page_of(columns=columns, matches=f"{matches} and u.request_id = :request_id"),
+        last,
+    )
+    return _Queries(*(RepeatedQuery(text(each)) for each in queries))
 
 
 def _selected(alias: str, fields: tuple[str, ...]) -> str:

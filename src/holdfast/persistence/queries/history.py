@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Final, Unpack
 
 from sqlalchemy import Connection, bindparam
@@ -10,6 +11,7 @@ from holdfast.persistence.queries.paging import AccountPageOptions, page_of_acco
 from holdfast.persistence.records.rows import AccountChangeRow
 from holdfast.persistence.records.table_base import selected
 from holdfast.persistence.records.tables import account_changes
+from holdfast.persistence.records.unreadable import UnreadableEntry, read_rows
 
 _CHANGES: Final = selected(account_changes, AccountChangeRow.__struct_fields__).where(
     account_changes.c.account_id == bindparam("account_id")
@@ -18,7 +20,8 @@ _CHANGES: Final = selected(account_changes, AccountChangeRow.__struct_fields__).
 
 def changes_of_account(
     rows: Connection, account_id: str, **options: Unpack[AccountPageOptions]
-) -> list[AccountChangeRow]:
+) -> list[AccountChangeRow | UnreadableEntry]:
     """Return a page of an account's history, newest first. The filters are ``what`` and ``api_key_id``."""
     order = (account_changes.c.at, account_changes.c.change_id)
-    return [AccountChangeRow(*row) for row in page_of_account(rows, _CHANGES, order, account_id, **options)]
+    found = page_of_account(rows, _CHANGES, order, account_id, **options)
+    return read_rows(lambda row: AccountChangeRow(*row), found, "account_changes", attrgetter("at", "change_id"))

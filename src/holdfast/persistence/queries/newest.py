@@ -19,7 +19,7 @@ from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.finding import CLOCKS_APART_MS
 from holdfast.persistence.queries.orders import ORDER_WITH_EMAIL, TroubledOrder
-from holdfast.persistence.queries.paging import PageOptions, ScanEnd, readable_rows
+from holdfast.persistence.queries.paging import PageOptions, ScanEnd, held, readable_rows
 from holdfast.persistence.records.credit_tables import CouponRow, coupons
 from holdfast.persistence.records.reading import TASK, order_of, task_of
 from holdfast.persistence.records.tables import accounts, operations, orders, tasks
@@ -160,7 +160,9 @@ def _conditions(
     if most is None:
         return bounds, None
     last = select(of.row_id).where(*bounds).order_by(of.row_id.desc()).offset(most - 1).limit(1).scalar_subquery()
-    found = rows.execute(select(of.row_id.table.c.created_at, of.row_id).where(of.row_id == last)).one_or_none()
+    found = rows.execute(
+        select(held(of.row_id.table.c.created_at), of.row_id).where(of.row_id == last)
+    ).one_or_none()
     end = None if found is None else ScanEnd(*found)
     return [*bounds, *([] if end is None else [of.row_id >= end.id]), *matches], end
 
@@ -201,8 +203,7 @@ def list_accounts(
     order, of = filters.get("order", "newest"), _LISTS["accounts"]
     if order == "newest":
         found, end = _page(rows, of, filters, options)
-        position = attrgetter("created_at", "account_id")
-        return [*read_rows(lambda row: ListedAccount(*row), found, "accounts", position), *end]
+        return [*_listed_accounts(found), *end]
     query, matches = of.entries, [*_bounds(of, options), *_matches(of, filters)]
     if order == "balance":
         query = query.order_by(accounts.c.balance_micro.desc(), accounts.c.id)
@@ -217,7 +218,16 @@ def list_accounts(
         query = query.add_columns(spent.c.micro).join(spent, spent.c.account_id == accounts.c.id)
         query = query.order_by(spent.c.micro.desc(), accounts.c.id)
     # There is no next page: what they are ordered by changes with every charge.
-    return [ListedAccount(*row) for row in rows.execute(query.where(*matches).limit(options["limit"] - 1))]
+    query = query.where(*matches).limit(options["limit"] - 1)
+    found = readable_rows(rows, query, (accounts.c.created_at, accounts.c.id), {})
+    return [*_listed_accounts(found)]
+
+
+def _listed_accounts(
+    found: Sequence[Row[*tuple[Any, ...]] | UnreadableEntry],
+) -> list[ListedAccount | UnreadableEntry]:
+    position = attrgetter("created_at", "account_id")
+    return read_rows(lambda row: ListedAccount(*row), found, "accounts", position)
 
 
 def list_orders(

@@ -14,8 +14,8 @@ from holdfast.ledger.orders.transitions import RECONCILE_PERIOD_S
 from holdfast.persistence.queries.paging import (
     AccountPageOptions,
     PageOptions,
-    readable_page,
-    readable_page_of_account,
+    page,
+    page_of_account,
 )
 from holdfast.persistence.records.reading import ORDER, TOP_UP_STATE, decode_top_up, order_of, top_up_of
 from holdfast.persistence.records.tables import accounts, auto_top_ups, orders, payment_events
@@ -133,7 +133,7 @@ def orders_of_account(
     rows: Connection, account_id: str, **page: Unpack[AccountPageOptions]
 ) -> list[Order | UnreadableEntry]:
     """Return a page of the account's orders, newest first by (created_at, order_id)."""
-    found = readable_page_of_account(rows, ORDER, ORDER_ORDER, account_id, **page)
+    found = page_of_account(rows, ORDER, ORDER_ORDER, account_id, **page)
     return read_rows(order_of, found, "orders", lambda row: (row.created_at, row.order_id))
 
 
@@ -144,7 +144,7 @@ def troubled_orders(
 
     Those with the :data:`OrderTrouble` of the filter ``trouble``, or without it with any but ``held``.
     """
-    found = readable_page(rows, troubled(filters), ORDER_ORDER, oldest_first=True, **options)
+    found = page(rows, troubled(filters), ORDER_ORDER, oldest_first=True, **options)
     return read_rows(
         lambda row: TroubledOrder(order_of(row), row.email),
         found,
@@ -186,7 +186,7 @@ def switched_off_top_ups(
     query = _SWITCHED_OFF.where(auto_top_ups.c.off_at.is_not(None))
     return read_rows(
         lambda row: SwitchedOffTopUp(decode_top_up(row.top_up), row.email),
-        readable_page(rows, query, (auto_top_ups.c.off_at, auto_top_ups.c.account_id), **options),
+        page(rows, query, (auto_top_ups.c.off_at, auto_top_ups.c.account_id), **options),
         "auto_top_ups",
         lambda row: (row.off_at, row.account_id),
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Required, TypeAlias, TypedDict, Unpack
 
-from sqlalchemy import Column, ColumnElement, Connection, Row, Select, bindparam, func, tuple_
+from sqlalchemy import Column, ColumnElement, Connection, Row, Select, bindparam, func, select, tuple_
 
 from holdfast.persistence.records.unreadable import UnreadableEntry, UnreadableRow
 from holdfast.persistence.server.repeated_queries import RepeatedQuery
@@ -53,27 +53,14 @@ def page_of_account(
     *,
     filters: Mapping[str, str] | None = None,
     **options: Unpack[PageOptions],
-) -> list[Any]:
-    """Return a page of the account's ``entries``, newest first by ``order`` (time, id)."""
-    given = {"account_id": account_id, **(filters or {}), **given_of(options)}
-    return _page_of_account(entries, order, tuple(given)).rows(rows, given)
-
-
-def readable_page_of_account(
-    rows: Connection,
-    entries: Select[*tuple[Any, ...]],
-    order: Order,
-    account_id: str,
-    *,
-    filters: Mapping[str, str] | None = None,
-    **options: Unpack[PageOptions],
 ) -> Sequence[Any]:
-    """Return a page as :func:`page_of_account` does, and unreadable rows as :func:`readable_page` does."""
+    """Return a page of the account's ``entries``, newest first by ``order`` (time, id), as :func:`page` does."""
+    given = {"account_id": account_id, **(filters or {}), **given_of(options)}
     with suppress(UnreadableRow):
-        return page_of_account(rows, entries, order, account_id, filters=filters, **options)
+        return _page_of_account(entries, order, tuple(given)).rows(rows, given)
     columns = order[0].table.c
     matches = [columns[name] == value for name, value in {"account_id": account_id, **(filters or {})}.items()]
-    return readable_page(rows, entries.where(*matches), order, **options)
+    return page(rows, entries.where(*matches), order, **options)
 
 
 @lru_cache(maxsize=PAGE_SHAPES_MAX)
@@ -90,21 +77,8 @@ def page(
     *,
     oldest_first: bool = False,
     **options: Unpack[PageOptions],
-) -> Sequence[Row[*tuple[Any, ...]]]:
-    """Return a page of ``entries`` in the order of (time, id)."""
-    given = given_of(options)
-    return rows.execute(_page(entries, order, tuple(given), oldest_first=oldest_first), given).all()
-
-
-def readable_page(
-    rows: Connection,
-    entries: Select[*tuple[Any, ...]],
-    order: Order,
-    *,
-    oldest_first: bool = False,
-    **options: Unpack[PageOptions],
 ) -> Sequence[Row[*tuple[Any, ...]] | UnreadableEntry]:
-    """Return a page as :func:`page` does, with the positions of rows that have a value which Python cannot hold."""
+    """Return a page of ``entries`` in the order of (time, id), as :func:`readable_rows` does."""
     given = given_of(options)
     return readable_rows(rows, _page(entries, order, tuple(given), oldest_first=oldest_first), order, given)
 
@@ -116,25 +90,45 @@ def readable_rows(
     with suppress(UnreadableRow):
         return rows.execute(query, given).all()
     time, row_id = order
-    at = func.least(func.greatest(time, EARLIEST), LATEST)
+    positions = rows.execute(query.with_only_columns(held(time), row_id, maintain_column_froms=True), given)
+    return each_readable(
+        positions.all(), lambda position: rows.execute(query.where(row_id == position[1]), given).all()
+    )
+
+
+def each_readable(
+    positions: Iterable[Row[*tuple[Any, ...]]],
+    read: Callable[[Row[*tuple[Any, ...]]], Iterable[Row[*tuple[Any, ...]]]],
+) -> list[Row[*tuple[Any, ...]] | UnreadableEntry]:
+    """Read the row of each position (time, id) by itself; an unreadable one is its position."""
     found: list[Row[*tuple[Any, ...]] | UnreadableEntry] = []
-    for position in rows.execute(query.with_only_columns(at, row_id, maintain_column_froms=True), given).all():
+    for position in positions:
         try:
-            found += rows.execute(query.where(row_id == position[1]), given).all()
+            found += read(position)
         except UnreadableRow:
-            found.append(UnreadableEntry(*position))
+            at, row_id = position
+            found.append(UnreadableEntry(at, str(row_id)))
     return found
 
 
-_BOUNDS: Final = frozenset({"since", "until", "after_at", "after_id", "limit"})
+def held(time: ColumnElement[datetime]) -> ColumnElement[datetime]:
+    """Return a time that Python can hold: one beyond is the bound."""
+    return func.least(func.greatest(time, EARLIEST), LATEST)
+
+
+_BOUNDS: Final = frozenset({"since", "until", "after_at", "after_id", "beyond_at", "beyond_id", "limit"})
 
 
 def given_of(options: PageOptions) -> dict[str, Any]:
-    """Return the bounds of a page by the names of their parameters."""
+    """Return the bounds of a page by the names of their parameters.
+
+    A page that follows a row whose time Python cannot hold is ``beyond`` it: its time is that of its row.
+    """
     given: dict[str, Any] = {name: options[name] for name in ("since", "until") if options.get(name) is not None}
     after = options.get("after")
     if after is not None:
-        given["after_at"], given["after_id"] = after
+        name = "beyond" if after[0] in (EARLIEST, LATEST) else "after"
+        given[f"{name}_at"], given[f"{name}_id"] = after
     return given | {"limit": options["limit"]}
 
 
@@ -147,9 +141,15 @@ def _page(
         entries = entries.where(time >= bindparam("since"))
     if "until" in names:
         entries = entries.where(time < bindparam("until"))
+    cursor = None
     if "after_at" in names:
-        at, after_id = bindparam("after_at", type_=time.type), bindparam("after_id", type_=row_id.type)
-        row, cursor = tuple_(time, row_id), tuple_(at, after_id)
+        cursor = tuple_(bindparam("after_at", type_=time.type), bindparam("after_id", type_=row_id.type))
+    elif "beyond_at" in names:
+        last, last_id = time.table.alias(), bindparam("beyond_id", type_=row_id.type)
+        at = select(func.max(last.c[time.name])).where(last.c[row_id.name] == last_id).scalar_subquery()
+        cursor = tuple_(func.coalesce(at, bindparam("beyond_at", type_=time.type)), last_id)
+    if cursor is not None:
+        row = tuple_(time, row_id)
         entries = entries.where(row > cursor if oldest_first else row < cursor)
     ordered: tuple[ColumnElement[Any], ...] = (time, row_id) if oldest_first else (time.desc(), row_id.desc())
     return entries.order_by(*ordered).limit(bindparam("limit"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, Unpack
 
 import msgspec
@@ -12,6 +12,7 @@ from holdfast.ledger.receipts import Receipt, ReceiptSeller
 from holdfast.persistence.queries.paging import AccountPageOptions, PageOptions, page, page_of_account
 from holdfast.persistence.records.table_base import selected
 from holdfast.persistence.records.tables import receipts
+from holdfast.persistence.records.unreadable import UnreadableEntry, read_rows
 
 _RECEIPT: Final = selected(receipts, Receipt.__struct_fields__)
 _ORDERING: Final = (receipts.c.issued_at, receipts.c.sequence)
@@ -51,17 +52,19 @@ def receipt_of_account(rows: Connection, account_id: str, number: str) -> Receip
     return None if found is None else _receipt_of(found)
 
 
-def receipts_of_account(rows: Connection, account_id: str, **options: Unpack[AccountPageOptions]) -> list[Receipt]:
+def receipts_of_account(
+    rows: Connection, account_id: str, **options: Unpack[AccountPageOptions]
+) -> list[Receipt | UnreadableEntry]:
     """Return a page of the account's receipts, the newest first by (issued_at, sequence)."""
-    return [_receipt_of(row) for row in page_of_account(rows, _RECEIPT, _ORDERING, account_id, **options)]
+    return _listed(page_of_account(rows, _RECEIPT, _ORDERING, account_id, **options))
 
 
 def receipts_of_all(
     rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
-) -> list[Receipt]:
+) -> list[Receipt | UnreadableEntry]:
     """Return a page of all accounts' receipts, the newest first. ``filters`` are exact matches by column name."""
     matches = [receipts.c[name] == value for name, value in filters.items()]
-    return [_receipt_of(row) for row in page(rows, _RECEIPT.where(*matches), _ORDERING, **options)]
+    return _listed(page(rows, _RECEIPT.where(*matches), _ORDERING, **options))
 
 
 def sum_receipts(rows: Connection, account_id: str | None = None) -> list[MonthOfReceipts]:
@@ -69,6 +72,10 @@ def sum_receipts(rows: Connection, account_id: str | None = None) -> list[MonthO
     if account_id is None:
         return [MonthOfReceipts._make(row) for row in rows.execute(_BY_MONTH_OF_ALL)]
     return [MonthOfReceipts._make(row) for row in rows.execute(_BY_MONTH_OF_ACCOUNT, {"account_id": account_id})]
+
+
+def _listed(found: Iterable[Any]) -> list[Receipt | UnreadableEntry]:
+    return read_rows(_receipt_of, found, "receipts", lambda row: (row.issued_at, str(row.sequence)))
 
 
 def _receipt_of(row: Any) -> Receipt:

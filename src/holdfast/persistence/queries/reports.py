@@ -8,7 +8,7 @@ import msgspec
 import structlog
 from sqlalchemy import ColumnElement, Connection, Row, func, or_, select
 
-from holdfast.persistence.queries.paging import PageOptions, readable_page
+from holdfast.persistence.queries.paging import PageOptions, page
 from holdfast.persistence.records.table_base import selected
 from holdfast.persistence.records.tables import reports
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_rows
@@ -24,7 +24,7 @@ def reports_page(
 ) -> list[Report | UnreadableEntry]:
     """Return a page of the wanted reports, newest first by (at, report_id)."""
     entries = _REPORT.where(*_conditions(wanted))
-    found = readable_page(rows, entries, (reports.c.at, reports.c.report_id), **options)
+    found = page(rows, entries, (reports.c.at, reports.c.report_id), **options)
     return read_rows(_report_of, found, "reports", lambda row: (row.at, row.report_id))
 
 

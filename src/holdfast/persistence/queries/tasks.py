@@ -18,7 +18,7 @@ from holdfast.ledger.public_types import AccountId, Amount, TaskId
 from holdfast.ledger.tasks.task import Task, TaskStatus
 from holdfast.ledger.tasks.transitions import task_of_review_case
 from holdfast.persistence.queries.filtered_usage import scan_usage
-from holdfast.persistence.queries.paging import PageOptions, ScanEnd, readable_page, readable_page_of_account
+from holdfast.persistence.queries.paging import PageOptions, ScanEnd, page, page_of_account
 from holdfast.persistence.records.reading import ASSET, TASK, TASK_WITH_INPUT, USAGE_ENTRY, task_of, usage_entry_of
 from holdfast.persistence.records.rows import AssetRow, UsageEntry
 from holdfast.persistence.records.tables import assets, holds, tasks
@@ -166,7 +166,7 @@ def tasks_of_account(
     ``metadata[name]``. With any, at most ``scanned_max`` tasks are read; with an end user, of that one's.
     """
     if not filters:
-        return [*_listed(readable_page_of_account(rows, TASK, TASK_ORDER, account_id, **options))]
+        return [*_listed(page_of_account(rows, TASK, TASK_ORDER, account_id, **options))]
     found, end = scan_usage(rows, account_id, filters, options, scanned_max, of_tasks=True)
     return [*_listed(found), *end]
 
@@ -181,7 +181,7 @@ def tasks_of_models(
 ) -> list[Task | UnreadableEntry]:
     """Return a page of the account's tasks of these models by (created_at, request_id)."""
     found = TASK.where(tasks.c.account_id == account_id, tasks.c.model.in_(models))
-    return _listed(readable_page(rows, found, TASK_ORDER, oldest_first=oldest_first, **options))
+    return _listed(page(rows, found, TASK_ORDER, oldest_first=oldest_first, **options))
 
 
 def unfinished_tasks(
@@ -191,7 +191,7 @@ def unfinished_tasks(
 
     ``filters`` may have a ``provider`` and a ``status``.
     """
-    return _listed(readable_page(rows, unfinished(filters), TASK_ORDER, oldest_first=True, **options))
+    return _listed(page(rows, unfinished(filters), TASK_ORDER, oldest_first=True, **options))
 
 
 def unfinished(filters: Mapping[str, str]) -> Select[*tuple[Any, ...]]:
@@ -207,7 +207,7 @@ def failed_tasks(
     ``filters`` may have a ``provider``.
     """
     matches = [tasks.c[name] == value for name, value in filters.items()]
-    return _listed(readable_page(rows, _FAILED.where(*matches), TASK_ORDER, **options))
+    return _listed(page(rows, _FAILED.where(*matches), TASK_ORDER, **options))
 
 
 def held_tasks(rows: Connection, account_id: str, *, per_status: int) -> list[HeldTask]:
@@ -226,7 +226,7 @@ def open_reviews(
 
     ``filters`` may have the ``reason`` of the review.
     """
-    return _listed(readable_page(rows, in_review(filters), TASK_ORDER, oldest_first=True, **options))
+    return _listed(page(rows, in_review(filters), TASK_ORDER, oldest_first=True, **options))
 
 
 def in_review(filters: Mapping[str, str]) -> Select[*tuple[Any, ...]]:
@@ -258,7 +258,7 @@ def usage_of_account(
         scan_usage(rows, account_id, filters, options, scanned_max, of_tasks=False)
         if filters
         else (
-            readable_page_of_account(rows, USAGE_ENTRY, (usage.c.ts, usage.c.request_id), account_id, **options),
+            page_of_account(rows, USAGE_ENTRY, (usage.c.ts, usage.c.request_id), account_id, **options),
             [],
         )
     )

@@ -8,12 +8,12 @@ import msgspec
 from sqlalchemy import Connection, Text, bindparam, cast, select
 
 from holdfast.ledger.alerts.alerts import DEFAULT_ALERTS, Alerts
-from holdfast.persistence.queries.events import EVENT, EventRecord, with_attempts
+from holdfast.persistence.queries.events import EVENT, EventRecord, listed_with_attempts, with_attempts
 from holdfast.persistence.queries.paging import AccountPageOptions, page_of_account
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.event_rows import WebhookRow
 from holdfast.persistence.records.table_base import selected
-from holdfast.persistence.records.unreadable import read_row
+from holdfast.persistence.records.unreadable import UnreadableEntry, read_row
 
 _WEBHOOK: Final = selected(tables.webhooks, WebhookRow.__struct_fields__)
 _OF_ACCOUNT: Final = _WEBHOOK.where(tables.webhooks.c.account_id == bindparam("account_id")).order_by(
@@ -48,10 +48,10 @@ def _webhook_of(row: Any) -> WebhookRow:
 
 def deliveries_of_webhook(
     rows: Connection, account_id: str, **options: Unpack[AccountPageOptions]
-) -> list[EventRecord]:
+) -> list[EventRecord | UnreadableEntry]:
     """Return a page of the events for a webhook of an account, named by the filter ``webhook_id``."""
     order = (tables.outbox.c.created_at, tables.outbox.c.event_id)
-    return with_attempts(rows, page_of_account(rows, _DELIVERIES, order, account_id, **options))
+    return listed_with_attempts(rows, page_of_account(rows, _DELIVERIES, order, account_id, **options))
 
 
 def delivery_of_webhook(rows: Connection, account_id: str, webhook_id: str, event_id: str) -> EventRecord | None:

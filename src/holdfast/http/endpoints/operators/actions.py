@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.http.kit.actions import OperatorRoutes
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.listing import PAGE, ListBody, Position, filter_by, list_for_operators
+from holdfast.http.kit.listing import PAGE, Position, StoredListBody, filter_by, list_for_operators
 from holdfast.http.kit.operators import OperatorCredential
 from holdfast.http.kit.routes import Outcome
 from holdfast.http.schemas.common import render
@@ -66,7 +66,7 @@ class ActionBody(msgspec.Struct, frozen=True):
     """What was done, by name, such as the amount refunded; null if nothing is recorded."""
 
 
-class ActionList(ListBody[ActionBody], frozen=True):
+class ActionList(StoredListBody[ActionBody], frozen=True):
     """A page of operators' actions, newest first."""
 
 

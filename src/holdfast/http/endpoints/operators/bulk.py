@@ -35,8 +35,8 @@ from holdfast.http.kit.errors import INTERNAL_ERROR, refusal_of_fault
 from holdfast.http.kit.listing import (
     FILTER_MAX_CHARS,
     PAGE,
-    ListBody,
     Position,
+    StoredListBody,
     filter_by,
     list_for_operators,
     read_window,
@@ -429,7 +429,7 @@ class BulkActionBody(msgspec.Struct, frozen=True):
     """When it ended or was stopped; null while it runs."""
 
 
-class BulkActionList(ListBody[BulkActionBody], frozen=True):
+class BulkActionList(StoredListBody[BulkActionBody], frozen=True):
     """A page of bulk actions, newest first."""
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.http.kit.actions import ActionRun, OperatorRoutes
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.listing import PAGE, ListBody, Position, filter_by, list_for_operators
+from holdfast.http.kit.listing import PAGE, Position, StoredListBody, filter_by, list_for_operators
 from holdfast.http.kit.routes import Outcome
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.operators import GROUPS, ActionWithReason
@@ -70,7 +70,7 @@ class PoisonBody(msgspec.Struct, frozen=True):
     """The result of the last replay; null if there was none."""
 
 
-class PoisonList(ListBody[PoisonBody], frozen=True):
+class PoisonList(StoredListBody[PoisonBody], frozen=True):
     """A page of poison messages, newest first."""
 
 

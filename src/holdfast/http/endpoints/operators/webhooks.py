@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from holdfast.http.kit.actions import ActionRun, OperatorRoutes
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.listing import PAGE, ListBody, Position, filter_by, list_for_operators
+from holdfast.http.kit.listing import PAGE, Position, StoredListBody, filter_by, list_for_operators
 from holdfast.http.kit.routes import Outcome
 from holdfast.http.kit.values import shown
 from holdfast.http.schemas.events import EventBody, WebhookId, event_body
@@ -57,7 +57,7 @@ class FailedEventBody(msgspec.Struct, frozen=True):
     """The event and its newest attempts."""
 
 
-class FailedEventList(ListBody[FailedEventBody], frozen=True):
+class FailedEventList(StoredListBody[FailedEventBody], frozen=True):
     """A page of events, newest first."""
 
 
