@@ -67,6 +67,9 @@ def test_a_file_has_the_variables_that_systemd_documents(text: str) -> None:
         (b"A='b' 'a-secret", "line 1 begins a quotation that does not end"),
         (b"# a comment \\\nA=a-secret", "line 1 is a comment that ends with a backslash"),
         (b"A='\n\n'\nB=a-secret\xff", "line 4 is not UTF-8"),
+        ("A=1\nB=\ufffe".encode(), "line 2 has a code point that is no character, which systemd refuses"),
+        ("A=\U0010ffff".encode(), "line 1 has a code point that is no character, which systemd refuses"),
+        ("A=\ufdd0".encode(), "line 1 has a code point that is no character, which systemd refuses"),
         (b"B=a-secret\0", "line 1 has a NUL character"),
     ],
 )

@@ -32,6 +32,9 @@ _ENTRY = re.compile(
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _UNREADABLE = re.compile(r"[\udc80-\udcff]")
+_NONCHARACTERS = frozenset(
+    map(chr, (*range(0xFDD0, 0xFDF0), *(plane << 16 | end for plane in range(17) for end in (0xFFFE, 0xFFFF))))
+)
 
 
 class EnvFileFault(ValueError):
@@ -73,6 +76,8 @@ def parse_env_file(content: bytes) -> EnvFile:
         value = "".join((*_unquoted(entry["quoted"]), *_unescaped(entry["plain"] or "")))
         if _UNREADABLE.search(name + value):
             raise EnvFileFault(line, "is not UTF-8")
+        if not _NONCHARACTERS.isdisjoint(value):
+            raise EnvFileFault(line, "has a code point that is no character, which systemd refuses")
         if not _NAME.fullmatch(name):
             found.left_out.append(f"line {line} has no valid name before =, and is left out")
         else:
