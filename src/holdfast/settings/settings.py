@@ -27,6 +27,7 @@ from holdfast.settings.env_file import EnvFileFault, parse_env_file
 from holdfast.settings.values import (
     AbsolutePath,
     BaseUrl,
+    CellsFile,
     Count,
     DatabaseUrl,
     Emails,
@@ -120,7 +121,9 @@ class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
     ``SERVER_KEY`` seals quotes and asset links and peppers one-time codes; :meth:`derived_key` returns a key for
     each purpose. ``public_url`` None: the address that the service listens on. ``asset_store`` local: results are
     stored in ``data_dir``. ``s3_endpoint`` None: Amazon's own for the region. ``member_address``: where members on
-    other machines reach this one. ``trusted_proxies``: the peers whose ``proxy_header`` names the client's address.
+    other machines reach this one. ``cells``: the list of all cells, ``cell``: the number of this one;
+    without them the service has one database.
+    ``trusted_proxies``: the peers whose ``proxy_header`` names the client's address.
     ``ops_port`` None: operators' routes are on the public port. ``processes``: worker processes below a parent; 0
     is one process without a parent. ``waiting_per_account_max``: how many requests of an account may wait, or
     stream, at one process. ``file_bytes_max``: the largest file; ``files_max`` and ``files_bytes_max``: those of an
@@ -217,6 +220,8 @@ class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
     member_certificate: ExistingFile | None = None
     member_key: PrivateFile | None = None
     member_ca: ExistingFile | None = None
+    cells: CellsFile = ()
+    cell: Count | None = None
     webhook_timeout_s: Seconds = 15.0
     webhook_give_up_s: Count = 259_200
     webhook_local_allowed: bool = True
@@ -284,7 +289,7 @@ class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
 
 
 _NAMES: Final = tuple(field.encode_name for field in msgspec.structs.fields(Settings))
-_NAMES_OF_FILES: Final = {"CATALOG", "DATA_DIR", "RECEIPT_FONT", *MEMBER_TLS}
+_NAMES_OF_FILES: Final = {"CATALOG", "CELLS", "DATA_DIR", "RECEIPT_FONT", *MEMBER_TLS}
 """The settings that are names of files themselves."""
 
 

@@ -122,6 +122,7 @@ def _dependencies(
         write_record=database.record,
         urls=parts.urls,
         now=now,
+        cells=parts.cells,
         conditions=parts.conditions,
         access=Access(lookups=GroupedLookups(database.read)),
         following=Following(

@@ -1,0 +1,54 @@
+"""The list of cells: which cell has a place, which knows an e-mail address, and what a list may not say."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.ledger.cells import Cells, parse_cells
+from holdfast.ledger.ids import place_of
+
+TWO = """
+[[cell]]
+number = 1
+places = "000-7ff, fff"
+emails = "000-7ff"
+url = "http://10.0.0.5:8000"
+operators_url = "http://10.0.0.5:9000"
+[[cell]]
+number = 2
+places = "800-ffe"
+emails = "800-fff"
+url = "https://two.internal"
+operators_url = "https://two.internal:9000"
+"""
+
+
+def test_every_place_and_every_address_has_one_cell() -> None:
+    cells = Cells(2, parse_cells(TWO))
+    assert cells.own.number == 2
+    assert cells.own.url == "https://two.internal"
+    assert [cells.of_place(place).number for place in (0, 0x7FF, 0x800, 0xFFE, 0xFFF)] == [1, 1, 2, 2, 1]
+    emails = [f"{number}@example.com" for number in range(50)]
+    assert [cells.of_email(each).number for each in emails] == [1 + (place_of(each) >= 0x800) for each in emails]
+    assert cells.of_number(1) is cells.all[0]
+    assert cells.of_number(3) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("800-ffe", "800-fff", "gives one of its places to two cells"),
+        ("800-ffe", "801-ffe", "gives only 4095 of the 4096 places to a cell"),
+        ('emails = "800-fff"', "", "gives only 2048 of the 4096 emails to a cell"),
+        ("800-ffe", "ffe-800", "a range is three hex digits"),
+        ("800-ffe", "8-ffe", "a range is three hex digits"),
+        ("number = 2", "number = 1", "two cells with one number"),
+        ("number = 2", "number = 65", "`int` <= 64"),
+        ("https://two.internal", "two.internal", "matching regex"),
+        ("number = 2", "number = 2\nurls = 1", "unknown field `urls`"),
+        ("[[cell]]", "[[cell", "is not TOML"),
+    ],
+)
+def test_a_list_that_is_not_whole_is_refused(before: str, after: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        parse_cells(TWO.replace(before, after))
