@@ -14,6 +14,7 @@ from holdfast.http.kit.actions import record_refused_action
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import INTERNAL_ERROR, refusal_of_fault, refusal_of_http, row_of
+from holdfast.http.kit.forwarding import OfAnotherCell
 from holdfast.http.kit.operators import MAY_ONLY_READ, refuse_cross_origin
 from holdfast.http.kit.requests import HoldfastRequest, current_request_id
 from holdfast.http.kit.routes import EVENT_STREAM
@@ -150,6 +151,9 @@ async def _refuse(site: Site, visit: Visit, refusal: Refusal) -> Response:
 
 
 def _refusal_of(fault: Exception, request: HoldfastRequest) -> Refusal:
+    """Return the refusal of a fault. Raises it if the request is another cell's."""
+    if isinstance(fault, OfAnotherCell):
+        raise fault
     if isinstance(fault, HTTPException):
         return refusal_of_http(fault, request.method, request.path)[0]
     expected = refusal_of_fault(fault)

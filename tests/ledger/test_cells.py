@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.ledger.cells import Cells, parse_cells
-from holdfast.ledger.ids import place_of
+from holdfast.ledger.ids import place_carried_by, place_of
 
 TWO = """
 [[cell]]
@@ -52,3 +52,9 @@ def test_every_place_and_every_address_has_one_cell() -> None:
 def test_a_list_that_is_not_whole_is_refused(before: str, after: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         parse_cells(TWO.replace(before, after))
+
+
+def test_new_accounts_and_provider_checks_have_places_of_their_cell() -> None:
+    cells = Cells(1, parse_cells(TWO))
+    assert {cells.of_place(place_of(cells.new_account_id())).number for _ in range(100)} == {1}
+    assert cells.of_place(place_carried_by(cells.new_check_id())).number == 1

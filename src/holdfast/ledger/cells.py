@@ -15,7 +15,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from holdfast.ledger.ids import PLACES, place_of
+from holdfast.ledger.ids import PLACES, new_id, new_id_at, place_of
 
 CELLS_MAX: Final = 64
 
@@ -57,6 +57,16 @@ class Cells:
     def of_email(self, email: str) -> Cell:
         """Return the cell that knows where a normalised e-mail address has its account."""
         return self._of_emails[place_of(email)]
+
+    def new_account_id(self) -> str:
+        """Return a new account's id, whose place is one of this cell's."""
+        while self.of_place(place_of(account_id := new_id("acct"))) is not self.own:
+            pass
+        return account_id
+
+    def new_check_id(self) -> str:
+        """Return a new id of a provider check, which carries a place of this cell."""
+        return new_id_at("check", self.own.places[0].start)
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):

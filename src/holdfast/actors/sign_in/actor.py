@@ -79,6 +79,7 @@ class SignInRules:
     session_ttl_s: int
     brand_id: str
     operators: frozenset[str]
+    new_account_id: Callable[[], str] = lambda: new_id("acct")
 
 
 class OriginState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -228,7 +229,7 @@ class SignInActor(JournaledActor):
             rows.append(AccountKeptRow(loaded.account_id, loaded.account_version + 1))
             rows.append(AccountChangeRow(loaded.account_id, at, "kept"))
         if self._account_id is None:
-            self._account_id = new_id("acct")
+            self._account_id = rules.new_account_id()
             self._role = "Operator" if email in rules.operators else "User"
             rows.append(AccountRow(AccountHead(self._account_id), email, self._role, rules.brand_id, at))
         assert self._role is not None

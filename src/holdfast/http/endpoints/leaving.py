@@ -110,6 +110,10 @@ async def request_email_change(call: Call) -> Outcome:
         return email
     if email == session.email:
         return invalid_parameter("email", "is the account's address already")
+    if deps.cells is not None and deps.cells.of_email(email) is not deps.cells.own:
+        # Only the cell that knows an address can give it to one account.
+        message = "This account cannot have this address."
+        return Refusal(code="invalid_email", message=message, param="email")
     admitted = await call.ask(deps.sign_ins.ref(f"origin:{origin}"), AdmitOrigin())
     if isinstance(admitted, Refusal):
         return admitted

@@ -157,7 +157,7 @@ _WANTED: Final[dict[Auth, CredentialKind]] = {
     Auth.API_KEY: "api_key",
     Auth.KEY_OR_LINK: "api_key",
 }
-_BY_BEARER: Final = frozenset({*_WANTED, Auth.SESSION_OR_KEY, Auth.OPTIONAL})
+BY_BEARER: Final = frozenset({*_WANTED, Auth.SESSION_OR_KEY, Auth.OPTIONAL})
 _ROLES: Final[dict[Auth, OperatorRole]] = {Auth.OPERATOR_READ: "read", Auth.OPERATOR_ACT: "act"}
 
 
@@ -341,7 +341,7 @@ class Call:
     # ----------------------------------------------------------------------------------------- the caller
 
     def _read_credential(self) -> Refusal | None:
-        if self.route.auth not in _BY_BEARER:
+        if self.route.auth not in BY_BEARER:
             return None
         if self.route.auth is Auth.KEY_OR_LINK and "sig" in self.request.args:
             return None

@@ -26,7 +26,7 @@ from typing import Final, Literal
 import trio
 
 from holdfast.ledger.api_keys import has_scope, lacking_scope
-from holdfast.ledger.ids import PLACE_DIGITS, place_digits, place_of
+from holdfast.ledger.ids import PLACE_DIGITS, place_carried_by, place_digits, place_of
 from holdfast.ledger.refusals import ACCOUNT_CLOSING, ACCOUNT_DISABLED, Refusal
 from holdfast.persistence.queries.credentials import FoundKey, SessionRecord
 from holdfast.persistence.records.key_rows import ApiKeyRecord
@@ -105,6 +105,19 @@ def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> 
     if kind == "api_key" and is_api_key(token):
         return Bearer("api_key", digest(token))
     return INVALID_SESSION if kind == "session" else INVALID_API_KEY
+
+
+def place_of_credential(authorization: Sequence[str]) -> int | None:
+    """Return the place that a request's credential carries; None for another credential or none."""
+    match = _AUTHORIZATION.fullmatch(authorization[0]) if len(authorization) == 1 else None
+    token = "" if match is None else match[1]
+    if _SESSION_TOKEN.fullmatch(token):
+        digits = token[len("hst_") :][:PLACE_DIGITS]
+    elif is_api_key(token):
+        digits = token[:-_CHECKSUM_CHARS][-PLACE_DIGITS:]
+    else:
+        return None
+    return place_carried_by(digits)
 
 
 def key_prefix_sent(authorization: Sequence[str]) -> str | None:

@@ -85,6 +85,8 @@ class HoldfastRequest(TrioRequest):
         self.receive = receive
         self._read_bytes = 0
         self._has_read_all = False
+        self.kept_body: bytearray | None = None
+        """What has been read, of a request that may turn out to belong to another cell."""
         self.started_s = 0.0
         self.id = ""
         self.caller: str | None = None
@@ -135,8 +137,8 @@ class HoldfastRequest(TrioRequest):
                 count(len(part))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def read_part(self, bytes_max: int) -> bytes | None:
-        """Read the next part of the body, as :meth:`read_body` does; None after the last.
+    async def read_part(self, bytes_max: int | None) -> bytes | None:
+        """Read the next part of the body, as :meth:`read_body` does; None after the last. None is no limit.
 
         The server reads no further than a little ahead.
         """
@@ -147,9 +149,11 @@ class HoldfastRequest(TrioRequest):
             await trio.sleep_forever()
         part = event.get("body", b"")
         self._read_bytes += len(part)
-        if self._read_bytes > bytes_max:
+        if bytes_max is not None and self._read_bytes > bytes_max:
             raise RequestEntityTooLarge
         self._has_read_all = not event.get("more_body", False)
+        if self.kept_body is not None:
+            self.kept_body += part
         return part
 
 
