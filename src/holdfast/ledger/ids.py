@@ -41,7 +41,7 @@ def place_carried_by(identifier: str) -> int:
 Prefix = Literal[
     "acct", "ord", "op", "task", "quo", "key", "ses", "otp", "evt", "rev", "req", "hold", "batch", "asset",
     "proc", "rep", "act", "poi", "check", "cbk", "file", "wh", "cpn", "cpu",
-    "chg", "arc", "grp",
+    "chg", "arc", "grp", "mov",
 ]  # fmt: skip
 
 
