@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -36,6 +36,7 @@ from holdfast.settings.settings import (
     load_service_location,
     load_settings,
     override,
+    read_env_file,
     use_env_file,
 )
 from holdfast.start.exit_codes import BAD_CONFIGURATION, GAVE_UP
@@ -562,6 +563,45 @@ def places_command(
                         place_map.follow_members(url, publish, every_s=every, report=partial(typer.echo, err=True))
         except place_map.PlaceMapFault as exc:
             fail(str(exc), GAVE_UP)
+
+
+@app.command("move-account", rich_help_panel=RUN)
+def move_account_command(
+    account_id: Annotated[str, typer.Argument(help="The account.")],
+    *,
+    to: Annotated[Path, typer.Option(help="The other cell's file of settings.")],
+    cell: Annotated[int, typer.Option(min=1, max=4096, help="The number of this cell.")],
+    to_cell: Annotated[int, typer.Option(min=1, max=4096, help="The number of the other cell.")],
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Open the account again here, if it has not arrived.")
+    ] = False,
+) -> None:
+    """Move an account to another cell, while both serve.
+
+    It is closed for as long as its rows take, usually for seconds. If the command was ended, run it again.
+    """
+    from holdfast.commands.move_account import Cell, move_account, settings_that_differ
+    from holdfast.persistence.operators.moves import MoveRefused
+
+    if cell == to_cell:
+        fail("--cell and --to-cell are the same.", BAD_CONFIGURATION)
+    with report_faults(), ExitStack() as stack:
+        theirs = read_env_file(to)
+        source, target = load_settings(environment()), load_settings(theirs)
+        register_secrets((*source.secret_values(), *target.secret_values()))
+        faults = settings_that_differ(source, target)
+        if faults:
+            fail("\n".join(faults), BAD_CONFIGURATION)
+        urls = [
+            stack.enter_context(database(load_locations(each), create=False)) for each in (environment(), theirs)
+        ]
+        for url in urls:
+            refuse_old_tables(url)
+        here, there = Cell(cell, source, urls[0]), Cell(to_cell, target, urls[1])
+        try:
+            move_account(account_id, here, there, undoing=undo, say=typer.echo)
+        except MoveRefused as fault:
+            fail(str(fault), GAVE_UP)
 
 
 @app.command("verify-statement", rich_help_panel=CHECK)

@@ -111,4 +111,12 @@ SUPERSEDED: Final = Refusal(code="superseded", message="A later attempt at this 
 ACCOUNT_CLOSING: Final = Refusal(
     code="account_closing", message="The account is being closed. To keep it, its owner signs in before that."
 )
+ACCOUNT_MOVING: Final = Refusal(
+    code="account_moving", message="The account is being moved to another database. Try again in a few seconds."
+)
 ACCOUNT_DISABLED: Final = Refusal(code="account_disabled", message="The account is disabled; ask the operator.")
+
+
+def account_moved(cell: int) -> Refusal:
+    """Refuse what is asked of an account that is in another cell."""
+    return Refusal(code="account_moved", message=f"The account is in cell {cell}.")

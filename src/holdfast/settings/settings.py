@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.settings.checks import MEMBER_TLS, OWN_SECRETS, Fault, find_faults, find_location_faults
-from holdfast.settings.env_file import EnvFileFault, parse_env_file
+from holdfast.settings.env_file import EnvFile, EnvFileFault, parse_env_file
 from holdfast.settings.values import (
     AbsolutePath,
     BaseUrl,
@@ -305,20 +305,29 @@ def override(variables: MutableMapping[str, str], given: Mapping[str, str]) -> N
         variables.pop(f"{PREFIX}{name}{IN_FILE}", None)
 
 
+def read_env_file(path: Path) -> Mapping[str, str]:
+    """Return the variables of a file. Raises :class:`SettingsFault`."""
+    return _parsed(path).variables
+
+
+def _parsed(path: Path) -> EnvFile:
+    try:
+        return parse_env_file(path.read_bytes())
+    except OSError as exc:
+        raise SettingsFault((f"{path} cannot be read: {exc.strerror}",)) from exc
+    except EnvFileFault as fault:
+        raise SettingsFault((f"{path}: {fault}",)) from None
+
+
 def use_env_file(path: Path) -> tuple[str, ...]:
     """Add the variables of a file to those of this process and its children, whose own values stay.
 
     Returns warnings. Raises :class:`SettingsFault`.
     """
-    try:
-        found = parse_env_file(path.read_bytes())
-        warnings = list(found.left_out)
-        if is_open_to_all(path):
-            warnings.append("can be read or written by every user of this machine")
-    except OSError as exc:
-        raise SettingsFault((f"{path} cannot be read: {exc.strerror}",)) from exc
-    except EnvFileFault as fault:
-        raise SettingsFault((f"{path}: {fault}",)) from None
+    found = _parsed(path)
+    warnings = list(found.left_out)
+    if is_open_to_all(path):
+        warnings.append("can be read or written by every user of this machine")
     own = set(os.environ)
     for name, value in found.variables.items():
         # What this process has of a setting, a value or a file, takes precedence over both forms here.

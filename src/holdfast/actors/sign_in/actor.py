@@ -17,6 +17,7 @@ from typing import TypeAlias, TypeVar, assert_never
 
 import msgspec
 
+from holdfast.actors.runtime.faults import AccountAway
 from holdfast.actors.runtime.journaled import Commit, JournaledActor, Turn
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.sign_in.messages import (
@@ -210,6 +211,8 @@ class SignInActor(JournaledActor):
         if refusal is None:
             # Read again: an operator may have disabled the account since this actor started, or its owner left.
             loaded = await self._load(self._key)
+            if loaded.is_away:
+                raise AccountAway("the account of the address is in another cell")
             self._codes = codes
             return self._change(codes, ACCOUNT_DISABLED, at) if loaded.is_disabled else self._sign_in(loaded, at)
         self._report_lockout(refusal)

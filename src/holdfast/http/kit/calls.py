@@ -34,7 +34,15 @@ from holdfast.http.kit.bodies import (
 )
 from holdfast.http.kit.body_memory import UNCOUNTED_BYTES_MAX, HeldBody
 from holdfast.http.kit.client_address import client_address, origin_of
-from holdfast.http.kit.credentials import Bearer, CredentialKind, KnownKey, read_bearer, valid_key, valid_session
+from holdfast.http.kit.credentials import (
+    Bearer,
+    CredentialKind,
+    KnownKey,
+    place_sent,
+    read_bearer,
+    valid_key,
+    valid_session,
+)
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.forms import Form, FormFile, is_form
 from holdfast.http.kit.operator_access import identify
@@ -42,8 +50,9 @@ from holdfast.http.kit.operators import CSRF_HEADER, MAY_ONLY_READ, Operator, Op
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.kit.values import read_idempotency_key, read_restart_wait
 from holdfast.ledger.api_keys import SCOPES, TASKS_READ, lacking_scope
-from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.refusals import ACCOUNT_MOVING, Refusal, account_moved
 from holdfast.persistence.queries.credentials import SessionRecord, find_api_keys, find_sessions
+from holdfast.persistence.queries.moves import find_away
 from holdfast.persistence.queries.replies import find_reply
 from holdfast.persistence.records.key_rows import ApiKeyRecord
 from holdfast.persistence.records.rows import AccountChange, IdempotencyProbe
@@ -410,6 +419,13 @@ class Call:
         assert isinstance(self._caller, SessionRecord)
         return self._caller
 
+    async def refuse_missing(self, refusal: Refusal, place: int | None) -> Refusal:
+        """Return the refusal of what was not found, or where the accounts of its place are that were moved away."""
+        away = None if place is None else await self.read(partial(find_away, place=place))
+        if away is None:
+            return refusal
+        return ACCOUNT_MOVING if away.is_closed else account_moved(away.cell)
+
     async def verify_key(self, *lookups: Lookup[Any, Any]) -> ApiKeyRecord | Refusal:
         """Authenticate the API key, check its scope, and run ``lookups`` with the lookup of its row.
 
@@ -437,6 +453,8 @@ class Call:
         caller = self._valid(lookup.found, self.deps.now())
         if not isinstance(caller, Refusal):
             self._admit(caller)
+        elif lookup.found is None:
+            return await self.refuse_missing(caller, place_sent(self.request.sent[b"authorization"]))
         return caller
 
     def _valid(self, found: Any, now: datetime) -> Caller | Refusal:

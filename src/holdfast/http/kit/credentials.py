@@ -46,6 +46,7 @@ _PAIRS: Final = tuple(high + low for high in _BASE62 for low in _BASE62)
 _AUTHORIZATION = re.compile(r"bearer +([A-Za-z0-9._~+/-]{1,256}=*)", re.ASCII | re.IGNORECASE)
 _OPERATOR_AUTHORIZATION = re.compile(r"bearer +([\x21-\x7e]{1,1024})", re.ASCII | re.IGNORECASE)
 _SESSION_TOKEN = re.compile(r"hst_[A-Za-z0-9_-]{43}", re.ASCII)
+_PLACE = re.compile(rf"[0-9a-f]{{{PLACE_DIGITS}}}", re.ASCII)
 _API_KEY = re.compile(r"hk_(?:live|test)_[0-9A-Za-z]{38}", re.ASCII)
 
 

@@ -14,10 +14,11 @@ from quart import Response
 from quart.wrappers.response import ResponseBody
 from werkzeug.exceptions import HTTPException
 
-from holdfast.actors.runtime.faults import ShareExceeded
+from holdfast.actors.runtime.faults import AccountAway, ShareExceeded
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.kit.actions import record_refused_action
 from holdfast.http.kit.calls import Call
+from holdfast.http.kit.credentials import place_sent
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import (
     INTERNAL_ERROR,
@@ -33,7 +34,7 @@ from holdfast.http.kit.requests import UNLESS_SET, HoldfastRequest, current_requ
 from holdfast.http.kit.routes import BodyResponse, Media, Outcome, Parameter, Route
 from holdfast.http.kit.values import unknown_parameter
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.refusals import ACCOUNT_MOVING, Refusal
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.telemetry.refused_requests import RefusedRequests
 from holdfast.telemetry.scrubbing import scrub
@@ -117,6 +118,9 @@ async def handle(call: Call, route: Route) -> Outcome:
     """Run the handler of a route. To an operator a refusal names the row that cannot be read."""
     try:
         return await route.handler(call)
+    except AccountAway:
+        place = place_sent(call.request.sent[b"authorization"])
+        return await call.refuse_missing(ACCOUNT_MOVING, place)
     except UnreadableRow as fault:
         if call.operator is None:
             raise

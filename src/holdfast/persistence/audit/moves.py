@@ -52,11 +52,13 @@ MOVE_RULES: tuple[Rule, ...] = (
         ) p on true
         left join (
             select account_id, string_agg(kind, ', ' order by kind) as kinds from (
-                {" union ".join(
-                    f"select {owner} as account_id, '{table}' as kind from {table}"
-                    for table, owner in OWNERS.items()
-                    if table not in _OF_THE_JOURNAL
-                )}
+                {
+            " union ".join(
+                f"select {owner} as account_id, '{table}' as kind from {table}"
+                for table, owner in OWNERS.items()
+                if table not in _OF_THE_JOURNAL
+            )
+        }
             ) k group by account_id
         ) r on r.account_id = m.account_id
         where m.{AWAY}

@@ -314,6 +314,7 @@ from {{arrays}} join webhooks w on w.account_id = v.account_id
 where w.enabled and w.events && array[v.kind, '{ALL_OF_TASKS}', '{ALL}']
 """
 
+_ATTEMPT = ", ".join(_fields(tables.outbox_attempts, rows.OutboxAttemptRow))
 STATEMENTS: tuple[RowStatement, ...] = (
     # New rows precede their changes. Otherwise the order is free: the tables have no foreign keys.
     RowStatement(tables.accounts, rows.AccountRow).insert(),
@@ -417,7 +418,11 @@ STATEMENTS: tuple[RowStatement, ...] = (
     RowStatement(tables.outbox, rows.OutboxRow).insert(),
     RowStatement(tables.outbox, rows.OutboxOutcomeRow).update(["account_id", "event_id", "attempts", "round_at"]),
     RowStatement(tables.outbox, rows.OutboxResendRow).update(),
-    RowStatement(tables.outbox_attempts, rows.OutboxAttemptRow).insert("on conflict do nothing"),
+    # An outcome that comes after its account was moved to another cell finds no event, and leaves nothing.
+    RowStatement(tables.outbox_attempts, rows.OutboxAttemptRow).using(
+        f"insert into outbox_attempts ({_ATTEMPT}) select {_ATTEMPT} from {{arrays}} where exists (select from "
+        "outbox o where o.account_id = v.account_id and o.event_id = v.event_id) on conflict do nothing"
+    ),
     RowStatement(tables.webhook_secrets, rows.WebhookSecretRow).insert("on conflict do nothing"),
     RowStatement(tables.webhooks, event_rows.WebhookRow).upsert(
         is_silent="webhooks.is_silent or webhooks.url <> excluded.url"

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from datetime import datetime
 from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, func, insert, select, text, update
@@ -25,6 +24,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from holdfast.ledger.ids import new_id, place_of
 from holdfast.persistence.audit.audit import AccountsCheck
 from holdfast.persistence.claims.contents import Content
+from holdfast.persistence.queries.moves import sha256_of_email
 from holdfast.persistence.records.move_tables import (
     RECEIPTS_OF_CELL,
     AccountMove,
@@ -33,7 +33,7 @@ from holdfast.persistence.records.move_tables import (
 )
 from holdfast.persistence.records.tables import accounts, metadata, operations
 
-LEAVING: Final[Mapping[str, str]] = {
+LEAVING: Final[dict[str, str]] = {
     # No unit of work passes without the account's row or the task's, so those go first and last: what another
     # session wrote before it waited for either is found, and none is written after.
     "tasks": "account_id",
@@ -51,7 +51,7 @@ LEAVING: Final[Mapping[str, str]] = {
 }  # fmt: skip
 """The tables whose rows leave with an account, with the column that names it, in the order of their deletion."""
 
-COPIED: Final[Mapping[str, str]] = {
+COPIED: Final[dict[str, str]] = {
     "operations": "account_id = :account_id",
     "postings": "account_id = :account_id",
     "checkpoints": "account_id = :account_id",
@@ -93,7 +93,7 @@ class Unfinished(NamedTuple):
 
 
 _HEAD = text(
-    "select version, operation_count, balance_micro, held_micro, chain_head from accounts "
+    "select operation_count, balance_micro, held_micro, chain_head, email from accounts "
     "where id = :account_id for update"
 )
 _UNFINISHED = text(
@@ -123,9 +123,11 @@ _SEQUENCE = (
 _CONTENTS = text(
     """
     select sha256, content_type from assets where account_id = :account_id
-    union select sha256, content_type from files where account_id = :account_id and expires_at > created_at
-    union select content ->> 'sha256', content ->> 'content_type' from moving_rows
-        where account_id = :account_id and table_name in ('assets', 'files')
+    union select sha256, content_type from files where account_id = :account_id
+    union select sha256, :archive_type from archives where account_id = :account_id and sha256 is not null
+    union select content ->> 'sha256', coalesce(content ->> 'content_type', :archive_type) from moving_rows
+        where account_id = :account_id and table_name in ('assets', 'files', 'archives')
+          and content ->> 'sha256' is not null
     """
 )
 
@@ -179,6 +181,7 @@ def depart(rows: Connection, account_id: str, *, to: int) -> AccountMove | Unfin
             head.balance_micro,
             head.held_micro,
             bytes(head.chain_head),
+            sha256_of_email(head.email),
         )
         for table, owner in LEAVING.items():
             given = {"account_id": account_id, "move_id": move.move_id}
@@ -194,11 +197,8 @@ def arrive(source: Connection, target: Connection, move: AccountMove, *, cell: i
     """
     with target.begin():
         _limit_waits(target)
-        before = target.scalar(
-            select(func.coalesce(func.max(operations.c.number), 0)).where(
-                operations.c.account_id == move.account_id
-            )
-        )
+        newest = select(func.max(operations.c.number)).where(operations.c.account_id == move.account_id)
+        before = target.scalar(newest) or 0
         arrival = move._replace(direction="in", state="arrived", cell=cell, number_before=before)
         if not _record(target, arrival):
             return
@@ -243,10 +243,11 @@ def undo(source: Connection, target: Connection, move: AccountMove, *, cell: int
         source.execute(moving_rows.delete().where(moving_rows.c.move_id == move.move_id))
 
 
-def contents_of(rows: Connection, account_id: str) -> list[Content]:
-    """Return the contents of an account's results and files, whether it is closed or not."""
+def contents_of(rows: Connection, account_id: str, *, archive_type: str) -> list[Content]:
+    """Return the contents of an account's results, files and archive, whether it is closed or not."""
     with rows.begin():
-        return [Content._make(row) for row in rows.execute(_CONTENTS, {"account_id": account_id})]
+        found = rows.execute(_CONTENTS, {"account_id": account_id, "archive_type": archive_type})
+        return [Content._make(row) for row in found]
 
 
 def has_email_of(source: Connection, target: Connection, account_id: str) -> bool:

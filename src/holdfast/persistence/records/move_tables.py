@@ -23,7 +23,7 @@ class AccountMove(NamedTuple):
 
     It moves the account's whole journal, up to operation ``number`` with its totals and chain hash. Up to
     ``number_before`` this cell had the journal already; what follows until ``number`` is in the books of other
-    cells. The balance goes from one cell's books to the other's.
+    cells. The balance goes from one cell's books to the other's. ``email_sha256`` is of the address at the departure.
     """
 
     account_id: str
@@ -38,6 +38,7 @@ class AccountMove(NamedTuple):
     balance_micro: int
     held_micro: int
     chain_head: bytes
+    email_sha256: bytes
 
 
 account_moves = table(
@@ -46,6 +47,7 @@ account_moves = table(
     *columns_of(AccountMove),
     # Finds which accounts of a place are in another cell.
     index("ix_account_moves_away", "place", where="state in ('closed', 'moved')"),
+    index("ix_account_moves_email", "email_sha256", where="state in ('closed', 'moved')"),
 )
 
 moving_rows = table(

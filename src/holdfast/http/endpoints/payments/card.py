@@ -236,6 +236,11 @@ async def _receive_event(call: Call) -> Outcome:
         if applied is not None:
             return applied
     if order is None:
+        if event.order_id is not None:
+            missing = order_not_found(event.order_id)
+            away = await call.refuse_missing(missing, place_carried_by(event.order_id))
+            if away is not missing:
+                return away
         await deps.payments.unmatched_events.store(event.event_id, event.type, "unmatched", stored_body)
         return EventIgnored(event.event_id) if event.order_id is None else order_not_found(event.order_id)
     command = ReceivePaymentEvent(order_id=order.order_id, event=event, body=stored_body)

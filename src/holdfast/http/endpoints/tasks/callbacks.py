@@ -159,7 +159,8 @@ async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
         # Any provider's secret was accepted so far; the task's own provider must have signed.
         provider = await _provider_of(call, update.request_id)
         if provider is None or (sender is not None and sender != provider):
-            return task_not_found(update.request_id)
+            missing = task_not_found(update.request_id)
+            return await call.refuse_missing(missing, place_carried_by(update.request_id))
         verdict = verify_signature(header, call.raw, deps.callback_secrets(provider), now=deps.wall())
         if verdict != "valid":
             return refused_signature(verdict, SIGNATURE_HEADER)
@@ -176,7 +177,10 @@ async def apply_update(call: Call, update: ProviderUpdate, body: bytes) -> Outco
         return task_not_found(update.request_id)
     command = ReceiveProviderUpdate(update=update, body=body)
     done = await call.ask(call.deps.tasks.ref(update.request_id), command)
-    return done if isinstance(done, Refusal) else task_body(call.deps, done.task)
+    if isinstance(done, Refusal):
+        is_missing = done.code == "task_not_found"
+        return await call.refuse_missing(done, place_carried_by(update.request_id)) if is_missing else done
+    return task_body(call.deps, done.task)
 
 
 async def _provider_of(call: Call, request_id: str) -> str | None:

@@ -1,0 +1,44 @@
+"""Where an account is that is not in this cell. Asked only when something was not found, so it costs nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+from sqlalchemy import Connection, select
+
+from holdfast.persistence.records.tables import account_moves
+
+
+class Away(NamedTuple):
+    """The cell that accounts of a place were moved to; while one of them ``is_closed``, none can be reached there."""
+
+    cell: int
+    is_closed: bool
+
+
+_AWAY = account_moves.c.state.in_(("closed", "moved"))
+
+
+def find_away(rows: Connection, place: int) -> Away | None:
+    """Return where the accounts of a place are that were moved away; None if all are here.
+
+    They are all in one cell.
+    """
+    found = rows.execute(
+        select(account_moves.c.cell, account_moves.c.state).where(account_moves.c.place == place, _AWAY)
+    ).all()
+    return Away(found[0].cell, any(row.state == "closed" for row in found)) if found else None
+
+
+def is_email_away(rows: Connection, email: str) -> bool:
+    """Whether the account of an e-mail address was moved away, or is closed for that."""
+    found = rows.scalar(
+        select(account_moves.c.account_id).where(account_moves.c.email_sha256 == sha256_of_email(email), _AWAY)
+    )
+    return found is not None
+
+
+def sha256_of_email(email: str) -> bytes:
+    """Return what is stored of an address."""
+    return hashlib.sha256(email.encode()).digest()
