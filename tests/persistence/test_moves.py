@@ -16,6 +16,7 @@ from tests.fresh_databases import FreshDatabases
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import place_of
 from holdfast.persistence.audit.audit import run_audit
+from holdfast.persistence.audit.moves import differences_between
 from holdfast.persistence.claims.contents import claim_contents
 from holdfast.persistence.journal.units import Committed, Fence, Stale, Unit
 from holdfast.persistence.journal.writer import BatchWriter
@@ -80,6 +81,10 @@ class Cells(NamedTuple):
                 total[each.ledger_account] = total.get(each.ledger_account, Decimal()) + Decimal(each.balance)
         return {name: amount for name, amount in total.items() if amount}
 
+    def differences(self) -> list[str]:
+        with connected(self.source_url) as source, connected(self.target_url) as target:
+            return list(differences_between({"one": source, "two": target}))
+
     def captured(self) -> dict[str, Decimal]:
         total: dict[str, Decimal] = {}
         for rows in (self.source, self.target):
@@ -89,6 +94,8 @@ class Cells(NamedTuple):
         return total
 
     def audits(self) -> None:
+        """Each cell breaks no rule, nor do both together."""
+        assert self.differences() == []
         for url in (self.source_url, self.target_url):
             with connected(url) as rows:
                 assert run_audit(rows) == {}
@@ -180,7 +187,6 @@ def test_the_balance_goes_from_the_books_of_one_cell_to_the_others(cells: Cells)
     with cells.target.begin():
         found = {each.ledger_account: each.balance for each in trial_balance(cells.target).ledger_accounts}
         assert found == {"available": "5.00", "held": "0.00", "cells": "-5.00"}
-        state = load_account(cells.target, "acct_bob").state
         assert load_account(cells.target, "acct_bob").state.balance_micro == 5_000_000
     with cells.source.begin():
         found = {each.ledger_account: each.balance for each in trial_balance(cells.source).ledger_accounts}
@@ -300,3 +306,41 @@ def test_all_moved_accounts_of_a_place_are_in_one_cell(cells: Cells, monkeypatch
         depart(cells.source, "acct_bob", to=3)
     with pytest.raises(MoveRefused, match="is not in this cell"):
         depart(cells.source, "acct_nobody", to=3)
+
+
+def test_what_does_not_cancel_between_cells_is_found(cells: Cells) -> None:
+    move = cells.depart("acct_ada")
+    arrive(cells.source, cells.target, move, cell=SOURCE)
+    with cells.target.begin():
+        cells.target.execute(text("update account_moves set balance_micro = balance_micro + 1"))
+        values = "'acct_bob', 'b@example.com', 'User', 'holdfast', now(), 0, 0, 0, 0, ''"
+        cells.target.execute(
+            text(
+                "insert into accounts (id, email, role, brand_id, created_at, version, operation_count, balance_micro,"
+                f" held_micro, chain_head) values ({values})"
+            )
+        )
+    assert cells.differences() == [
+        "account acct_bob is in one and in two",
+        f"move {move.move_id} of account acct_ada differs between its cells",
+    ]
+    with cells.target.begin():
+        cells.target.execute(text("delete from account_moves"))
+    complete(cells.source, move)
+    assert cells.differences()[1] == f"move {move.move_id} of account acct_ada is in one cell alone, as moved"
+
+
+MOVE_RULES_BROKEN = [
+    ("update account_moves set number = number - 1", "each move names the last operation"),
+    ("insert into group_keys (account_id, key_id) values ('acct_ada', 'key_x')", "has left its journal"),
+]
+
+
+@pytest.mark.parametrize(("statement", "rule"), MOVE_RULES_BROKEN)
+def test_what_a_moved_account_has_left_is_audited(cells: Cells, statement: str, rule: str) -> None:
+    cells.move("acct_ada")
+    with cells.source.begin():
+        cells.source.execute(text(statement))
+    with connected(cells.source_url) as rows:
+        found = run_audit(rows)
+    assert any(rule in each.rule for each in found)

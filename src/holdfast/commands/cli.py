@@ -247,6 +247,34 @@ def audit_command(
         raise typer.Exit(GAVE_UP)
 
 
+@app.command("audit-cells", rich_help_panel=CHECK)
+def audit_cells_command(
+    others: Annotated[list[Path], typer.Argument(metavar="FILE...", help="The settings of each other cell.")],
+) -> None:
+    """Check what no cell can check alone: no account is in two, and what moved between cells cancels.
+
+    It is besides `holdfast audit` in each cell. Exits with 1 if there is a difference.
+    """
+    from holdfast.persistence.audit.moves import differences_between
+    from holdfast.persistence.server.connections import connected
+
+    with report_faults(), ExitStack() as stack:
+        cells = {}
+        for name, given in {
+            "this cell": environment(),
+            **{str(each): read_env_file(each) for each in others},
+        }.items():
+            url = stack.enter_context(database(load_locations(given), create=False))
+            refuse_old_tables(url)
+            cells[name] = stack.enter_context(connected(url))
+        found = list(differences_between(cells))
+    for line in found:
+        typer.echo(f"FAILED {line}")
+    if found:
+        raise typer.Exit(GAVE_UP)
+    typer.echo(f"{len(cells)} cells agree")
+
+
 @app.command("clock", rich_help_panel=CHECK)
 def clock_command(
     reset: Annotated[

@@ -1,7 +1,7 @@
 """``holdfast move-account``: move an account to another cell, from a machine that reaches both databases.
 
-It works on the rows, beside the running services of both cells, and can be ended at any moment: the next run goes on
-where it stopped, or undoes the move.
+It works on the rows, beside the running services of both cells, and can be ended at any moment: the next run goes
+on where it stopped, or undoes the move.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from holdfast.settings.settings import Settings
 from holdfast.wiring.parts import asset_store
 
 CLAIM: Final = timedelta(hours=6)
-"""How long copied contents are kept at the target before their rows arrive; a repeated command claims them again."""
+"""How long copied contents are kept at the target before their rows arrive; a repeated command claims them anew."""
 WAIT_S: Final = 60.0
 """How long an account that has something to finish is tried again."""
 PAUSE_S: Final = 0.5

@@ -2,16 +2,22 @@
 
 Of an account that is in another cell only the journal is here, which the other rules do not read: it is whole up
 to the operation that the move names, and nothing else of the account is left.
+
+What no cell can check alone is checked over all of them: :func:`differences_between`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, select, text
 
 from holdfast.persistence.audit.rules import OWNERS, Rule
+from holdfast.persistence.records.move_tables import AccountMove, account_moves
+from holdfast.persistence.records.tables import accounts
 
 AWAY: Final = "state in ('closed', 'moved')"
 """SQL: whether a move has taken an account away from this cell."""
@@ -68,3 +74,44 @@ MOVE_RULES: tuple[Rule, ...] = (
         "{posted_micro}, and rows of {kinds}",
     ),
 )
+
+
+_MOVED_AS: Final = ("account_id", "number", "balance_micro", "held_micro", "chain_head")
+"""What both sides of a move agree on."""
+
+
+def differences_between(cells: Mapping[str, Connection]) -> Iterator[str]:
+    """Yield what is wrong between all cells: accounts that are in two, and moves that do not cancel.
+
+    An account that is closed for a move has left one cell and may not have arrived in another yet.
+    """
+    for (account_id, one), (following, another) in pairwise(
+        heapq.merge(*(_accounts_of(cell, rows) for cell, rows in cells.items()))
+    ):
+        if account_id == following:
+            yield f"account {account_id} is in {one} and in {another}"
+    left, come = _moves_of(cells, "out"), _moves_of(cells, "in")
+    for move_id in sorted(left.keys() | come.keys()):
+        departure, arrival = left.get(move_id), come.get(move_id)
+        if departure is None or arrival is None:
+            found = departure or arrival
+            assert found is not None
+            if found.state != "closed":
+                yield f"move {move_id} of account {found.account_id} is in one cell alone, as {found.state}"
+        elif any(getattr(departure, name) != getattr(arrival, name) for name in _MOVED_AS):
+            yield f"move {move_id} of account {departure.account_id} differs between its cells"
+
+
+def _accounts_of(cell: str, rows: Connection) -> Iterator[tuple[str, str]]:
+    # In the order of bytes, as Python compares them.
+    query = select(accounts.c.id).order_by(accounts.c.id.collate("C"))
+    for account_id in rows.execute(query, execution_options={"yield_per": 1000}).scalars():
+        yield account_id, cell
+
+
+def _moves_of(cells: Mapping[str, Connection], direction: str) -> dict[str, AccountMove]:
+    query = select(account_moves).where(
+        account_moves.c.direction == direction, account_moves.c.state.not_in(("undone", "refused"))
+    )
+    found = (AccountMove._make(row) for rows in cells.values() for row in rows.execute(query))
+    return {move.move_id: move for move in found}

@@ -62,9 +62,10 @@ RECEIPT_RULES: tuple[Rule, ...] = (
         "receipts are numbered without gaps, and each has the number of its place",
         f"""
         select account_id, number, sequence, (select last_number from receipt_series) as last_number
-        from (select *, (sequence % {RECEIPTS_OF_CELL})::text as counted from receipts) d
+        from (select r.*, lpad(c.counted, greatest(6, length(c.counted)), '0') as counted
+              from receipts r, lateral (select (sequence % {RECEIPTS_OF_CELL})::text as counted) c) d
         where sequence < 1
-           or right(number, greatest(6, length(counted))) is distinct from lpad(counted, greatest(6, length(counted)), '0')
+           or right(number, length(counted)) is distinct from counted
            or (sequence < {RECEIPTS_OF_CELL} and (sequence > (select last_number from receipt_series)
                or (sequence > 1 and not exists (
                    select from receipt_numbers n where n.sequence = d.sequence - 1))

@@ -317,7 +317,7 @@ def _insert(
 def _compare_counts(source: Connection, target: Connection, move: AccountMove) -> None:
     moving = dict.fromkeys(LEAVING, 0)
     counted = select(moving_rows.c.table_name, func.count()).where(moving_rows.c.move_id == move.move_id)
-    moving |= {name: many for name, many in source.execute(counted.group_by(moving_rows.c.table_name))}
+    moving |= {row[0]: row[1] for row in source.execute(counted.group_by(moving_rows.c.table_name))}
     given = {"account_id": move.account_id}
     for table, condition in COPIED.items():
         moving[table] = source.execute(text(f"select count(*) from {table} where {condition}"), given).scalar_one()

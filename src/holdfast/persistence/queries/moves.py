@@ -1,4 +1,4 @@
-"""Where an account is that is not in this cell. Asked only when something was not found, so it costs nothing else."""
+"""Where an account is that is not in this cell. It is asked only when something was not found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.persistence.records.tables import account_moves
 
 
 class Away(NamedTuple):
-    """The cell that accounts of a place were moved to; while one of them ``is_closed``, none can be reached there."""
+    """The cell that accounts of a place were moved to. While ``is_closed``, one of them is in neither cell."""
 
     cell: int
     is_closed: bool

@@ -1,0 +1,208 @@
+"""An account is moved to another cell under load, by a command that is ended after each of its steps."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import httpx2
+import pytest
+import trio
+from tests.clients import Customer, code_of, loopback_client, ok, until
+
+from holdfast.commands.move_account import Cell, move_account
+from holdfast.persistence.queries.books import trial_balance
+from holdfast.persistence.server.connections import connected
+from holdfast.settings.settings import load_settings
+
+from .conftest import NewCustomer
+from .quiet_provider import MODEL, QuietProvider
+from .service_process import SERVER_KEY, Service, new_folder, running_service
+
+pytestmark = pytest.mark.slow
+
+CLIENTS = 20
+RETRIED_S = 0.05
+
+
+@pytest.fixture
+def cells(provider: QuietProvider) -> Iterator[list[Service]]:
+    """The services of two cells."""
+    folders = [new_folder(), new_folder()]
+    settings = {
+        "CATALOG": str(provider.write_catalog(folders[0])),
+        "SERVER_KEY": SERVER_KEY,
+        "SANDBOX_SECRET": "sandbox-secret-of-both-cells-0123456789",
+    }
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(running_service(folder, RECEIPT_PREFIX=f"C{number}-", **settings))
+            for number, folder in enumerate(folders, 1)
+        ]
+
+
+def move(cells: list[Service], account_id: str, *, steps: int | None = None) -> None:
+    """Move an account in this process; after so many steps the command ends with an exception."""
+    source, target = (
+        Cell(number, load_settings(each.environment), each.database_url) for number, each in enumerate(cells, 1)
+    )
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if len(said) == steps:
+            raise KeyboardInterrupt
+
+    with ExitStack() as stack:
+        if steps is not None:
+            stack.enter_context(pytest.raises(KeyboardInterrupt))
+        move_account(account_id, source, target, say=say)
+
+
+def run_command(cells: list[Service], folder: Path, account_id: str) -> str:
+    """Move an account by the command."""
+    there = folder / "there.env"
+    there.write_text(
+        "".join(f"{name}={value}\n" for name, value in cells[1].environment.items() if name[:9] == "HOLDFAST_")
+    )
+    arguments = ["move-account", account_id, "--to", str(there), "--cell", "1", "--to-cell", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", *arguments],
+        env=cells[0].environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+class Clients:
+    """Customers' programs that create tasks, and go where the account has gone."""
+
+    def __init__(self, ada: Customer, other: httpx2.AsyncClient) -> None:
+        self.ada = ada
+        self.other = other
+        self.created: dict[str, str] = {}
+        self.codes: set[str] = set()
+        self.wanted = 10**6
+
+    async def work(self, lane: int) -> None:
+        """Create one task after the other, each until it is answered."""
+        customer = self.ada
+        turn = 0
+        while turn < self.wanted:
+            key = f"{lane}-{turn}"
+            try:
+                answer = await customer.create(MODEL, key=key)
+            except httpx2.TransportError:
+                continue
+            if answer.status_code == 200:
+                request_id = answer.json()["request_id"]
+                assert self.created.setdefault(key, request_id) == request_id
+                # What was answered is there, whichever cell answers.
+                found = await customer.as_key("GET", f"/v2/task/{request_id}")
+                assert found.status_code == 200 or code_of(found) in {"account_moving", "account_moved"}
+                turn += 1
+                continue
+            self.codes.add(code_of(answer))
+            if answer.status_code == 421:
+                customer = replace(self.ada, http=self.other)
+            else:
+                assert answer.status_code == 503, answer.text
+            await trio.sleep(RETRIED_S)
+
+    async def turns(self, many: int) -> None:
+        """Wait until each client has created so many more tasks on average."""
+        enough = len(self.created) + many * CLIENTS
+
+        async def is_enough() -> bool:
+            return len(self.created) >= enough
+
+        await until(is_enough)
+
+    def stop(self) -> None:
+        """Have each client end."""
+        self.wanted = 0
+
+
+@contextmanager
+def frozen(service: Service) -> Iterator[None]:
+    assert service.process is not None
+    service.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        service.process.send_signal(signal.SIGCONT)
+
+
+async def check_end(cells: list[Service], clients: Clients) -> None:
+    """Everything that was answered is in the target, once, and both cells' books agree."""
+    there = replace(clients.ada, http=clients.other)
+    tasks = await there.tasks()
+    assert set(tasks) == set(clients.created.values())
+    assert len(tasks) == len(clients.created)
+    totals = await there.totals()
+    assert (totals.balance, totals.held) == (Decimal(5000), Decimal(len(tasks)))
+    assert [each.audit() for each in cells] == [[], []]
+    between = Decimal()
+    for each in cells:
+        with connected(each.database_url) as rows:
+            books = trial_balance(rows)
+        assert books.is_balanced
+        between += sum(Decimal(line.balance) for line in books.ledger_accounts if line.ledger_account == "cells")
+    assert between == 0
+
+
+async def test_an_account_moves_under_load_by_a_command_that_is_ended(
+    cells: list[Service], new_customer: NewCustomer, tmp_path: Path
+) -> None:
+    ada = await new_customer(cells[0], credit="5000.00")
+    async with loopback_client(base_url=cells[1].url, timeout=60) as other:
+        clients = Clients(ada, other)
+        with trio.fail_after(180):
+            async with trio.open_nursery() as nursery:
+                for lane in range(CLIENTS):
+                    nursery.start_soon(clients.work, lane)
+                await clients.turns(2)
+                for steps in (1, 2, 3):
+                    await trio.to_thread.run_sync(lambda many=steps: move(cells, ada.account_id, steps=many))
+                    if steps == 1:
+                        await clients.turns(1)
+                said = await trio.to_thread.run_sync(run_command, cells, tmp_path, ada.account_id)
+                assert said.endswith(f"{ada.account_id} is in cell 2\n")
+                await clients.turns(3)
+                clients.stop()
+        assert clients.codes == {"account_moving", "account_moved"}
+        await check_end(cells, clients)
+        again = await trio.to_thread.run_sync(run_command, cells, tmp_path, ada.account_id)
+        assert again.startswith(f"{ada.account_id} is in cell 2 since ")
+        # The owner's session moves, too, and no second account is opened here.
+        assert code_of(await ada.as_session("GET", "/v2/control/account")) == "account_moved"
+        sent = ok(await ada.http.post("/v2/control/auth/otp", json={"email": ada.email}))
+        proof = {"email": ada.email, "otp_id": sent["otp_id"], "otp": sent["debug_otp"]}
+        assert (await ada.http.post("/v2/control/auth/verify", json=proof)).status_code == 503
+
+
+async def test_a_process_that_was_frozen_during_a_move_commits_nothing(
+    cells: list[Service], new_customer: NewCustomer
+) -> None:
+    ada = await new_customer(cells[0], credit="5000.00")
+    async with loopback_client(base_url=cells[1].url, timeout=60) as other:
+        clients = Clients(ada, other)
+        with trio.fail_after(180):
+            async with trio.open_nursery() as nursery:
+                for lane in range(CLIENTS):
+                    nursery.start_soon(clients.work, lane)
+                await clients.turns(2)
+                with frozen(cells[0]):
+                    await trio.to_thread.run_sync(move, cells, ada.account_id)
+                await clients.turns(3)
+                clients.stop()
+        await check_end(cells, clients)
