@@ -27,6 +27,20 @@ from .service_process import SERVER_KEY, Service, new_folder, running_service
 
 pytestmark = pytest.mark.slow
 
+CELLS = """
+[[cell]]
+number = 1
+places = "000-fff"
+emails = "000-fff"
+url = "http://127.0.0.1:1"
+operators_url = "http://127.0.0.1:1"
+
+[[cell]]
+number = 2
+places = ""
+url = "http://127.0.0.1:2"
+operators_url = "http://127.0.0.1:2"
+"""
 CLIENTS = 20
 RETRIED_S = 0.05
 
@@ -35,23 +49,24 @@ RETRIED_S = 0.05
 def cells(provider: QuietProvider) -> Iterator[list[Service]]:
     """The services of two cells."""
     folders = [new_folder(), new_folder()]
+    listed = folders[0] / "cells.toml"
+    listed.write_text(CELLS)
     settings = {
         "CATALOG": str(provider.write_catalog(folders[0])),
+        "CELLS": str(listed),
         "SERVER_KEY": SERVER_KEY,
         "SANDBOX_SECRET": "sandbox-secret-of-both-cells-0123456789",
     }
     with ExitStack() as stack:
         yield [
-            stack.enter_context(running_service(folder, RECEIPT_PREFIX=f"C{number}-", **settings))
+            stack.enter_context(running_service(folder, CELL=str(number), RECEIPT_PREFIX=f"C{number}-", **settings))
             for number, folder in enumerate(folders, 1)
         ]
 
 
 def move(cells: list[Service], account_id: str, *, steps: int | None = None) -> None:
     """Move an account in this process; after so many steps the command ends with an exception."""
-    source, target = (
-        Cell(number, load_settings(each.environment), each.database_url) for number, each in enumerate(cells, 1)
-    )
+    source, target = (Cell(load_settings(each.environment), each.database_url) for each in cells)
     said: list[str] = []
 
     def say(line: str) -> None:
@@ -71,9 +86,8 @@ def run_command(cells: list[Service], folder: Path, account_id: str) -> str:
     there.write_text(
         "".join(f"{name}={value}\n" for name, value in cells[1].environment.items() if name[:9] == "HOLDFAST_")
     )
-    arguments = ["move-account", account_id, "--to", str(there), "--cell", "1", "--to-cell", "2"]
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *arguments],
+        [sys.executable, "-m", "holdfast", "move-account", account_id, "--to", str(there)],
         env=cells[0].environment,
         capture_output=True,
         text=True,

@@ -316,8 +316,8 @@ def test_what_does_not_cancel_between_cells_is_found(cells: Cells) -> None:
         values = "'acct_bob', 'b@example.com', 'User', 'holdfast', now(), 0, 0, 0, 0, ''"
         cells.target.execute(
             text(
-                "insert into accounts (id, email, role, brand_id, created_at, version, operation_count, balance_micro,"
-                f" held_micro, chain_head) values ({values})"
+                "insert into accounts (id, email, role, brand_id, created_at, version, operation_count,"
+                f" balance_micro, held_micro, chain_head) values ({values})"
             )
         )
     assert cells.differences() == [

@@ -260,10 +260,8 @@ def audit_cells_command(
 
     with report_faults(), ExitStack() as stack:
         cells = {}
-        for name, given in {
-            "this cell": environment(),
-            **{str(each): read_env_file(each) for each in others},
-        }.items():
+        settings = {"this cell": environment(), **{str(each): read_env_file(each) for each in others}}
+        for name, given in settings.items():
             url = stack.enter_context(database(load_locations(given), create=False))
             refuse_old_tables(url)
             cells[name] = stack.enter_context(connected(url))
@@ -598,8 +596,6 @@ def move_account_command(
     account_id: Annotated[str, typer.Argument(help="The account.")],
     *,
     to: Annotated[Path, typer.Option(help="The other cell's file of settings.")],
-    cell: Annotated[int, typer.Option(min=1, max=4096, help="The number of this cell.")],
-    to_cell: Annotated[int, typer.Option(min=1, max=4096, help="The number of the other cell.")],
     undo: Annotated[
         bool, typer.Option("--undo", help="Open the account again here, if it has not arrived.")
     ] = False,
@@ -608,16 +604,14 @@ def move_account_command(
 
     It is closed for as long as its rows take, usually for seconds. If the command was ended, run it again.
     """
-    from holdfast.commands.move_account import Cell, move_account, settings_that_differ
+    from holdfast.commands.move_account import Cell, faults_of_pair, move_account
     from holdfast.persistence.operators.moves import MoveRefused
 
-    if cell == to_cell:
-        fail("--cell and --to-cell are the same.", BAD_CONFIGURATION)
     with report_faults(), ExitStack() as stack:
         theirs = read_env_file(to)
         source, target = load_settings(environment()), load_settings(theirs)
         register_secrets((*source.secret_values(), *target.secret_values()))
-        faults = settings_that_differ(source, target)
+        faults = faults_of_pair(account_id, source, target)
         if faults:
             fail("\n".join(faults), BAD_CONFIGURATION)
         urls = [
@@ -625,7 +619,7 @@ def move_account_command(
         ]
         for url in urls:
             refuse_old_tables(url)
-        here, there = Cell(cell, source, urls[0]), Cell(to_cell, target, urls[1])
+        here, there = Cell(source, urls[0]), Cell(target, urls[1])
         try:
             move_account(account_id, here, there, undoing=undo, say=typer.echo)
         except MoveRefused as fault:

@@ -18,7 +18,9 @@ from typing import Final, NamedTuple
 import trio
 from sqlalchemy import Connection, text
 
+from holdfast.ledger.cells import Cells
 from holdfast.ledger.clock import utc_now
+from holdfast.ledger.ids import place_of
 from holdfast.persistence.claims.contents import Content, ContentClaims
 from holdfast.persistence.operators.moves import (
     MoveRefused,
@@ -48,15 +50,30 @@ PAUSE_S: Final = 0.5
 
 
 class Cell(NamedTuple):
-    """A cell of the move: its number, its settings and the URL of its database."""
+    """A cell of the move: its settings and the URL of its database."""
 
-    number: int
     settings: Settings
     url: str
 
+    @property
+    def number(self) -> int:
+        """Its number."""
+        assert self.settings.cell is not None, "two cells with numbers"
+        return self.settings.cell
 
-def settings_that_differ(source: Settings, target: Settings) -> list[str]:
-    """Return what is wrong with the settings of two cells, of which one is to get an account of the other."""
+
+def faults_of_pair(account_id: str, source: Settings, target: Settings) -> list[str]:
+    """Return what is wrong with the settings of two cells, of which one is to get an account of the other.
+
+    The cell of its place is one of them: requests of the account come there, and that cell alone knows where it is.
+    """
+    if source.cell is None or target.cell is None or source.cells != target.cells:
+        return ["CELL and CELLS must be set in both cells, and CELLS be the same"]
+    if source.cell == target.cell:
+        return ["CELL is the same in both"]
+    home = Cells(source.cell, source.cells).of_place(place_of(account_id)).number
+    if home not in (source.cell, target.cell):
+        return [f"{account_id} has a place of cell {home}: move it there first, and from there"]
     faults = [
         f"{name.upper()} differs: what one cell has signed or sealed is not valid in the other"
         for name in ("server_key", "callback_secret", "sandbox_secret")
