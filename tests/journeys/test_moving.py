@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -16,7 +17,7 @@ import pytest
 import trio
 from tests.clients import Customer, code_of, loopback_client, ok, until
 
-from holdfast.commands.move_account import Cell, move_account
+from holdfast.commands.move_account import EndOfMove, move_account
 from holdfast.persistence.queries.books import trial_balance
 from holdfast.persistence.server.connections import connected
 from holdfast.settings.settings import load_settings
@@ -66,7 +67,7 @@ def cells(provider: QuietProvider) -> Iterator[list[Service]]:
 
 def move(cells: list[Service], account_id: str, *, steps: int | None = None) -> None:
     """Move an account in this process; after so many steps the command ends with an exception."""
-    source, target = (Cell(load_settings(each.environment), each.database_url) for each in cells)
+    source, target = (EndOfMove(load_settings(each.environment), each.database_url) for each in cells)
     said: list[str] = []
 
     def say(line: str) -> None:
@@ -186,7 +187,7 @@ async def test_an_account_moves_under_load_by_a_command_that_is_ended(
                     nursery.start_soon(clients.work, lane)
                 await clients.turns(2)
                 for steps in (1, 2, 3):
-                    await trio.to_thread.run_sync(lambda many=steps: move(cells, ada.account_id, steps=many))
+                    await trio.to_thread.run_sync(partial(move, cells, ada.account_id, steps=steps))
                     if steps == 1:
                         await clients.turns(1)
                 said = await trio.to_thread.run_sync(run_command, cells, tmp_path, ada.account_id)

@@ -305,7 +305,7 @@ def test_all_moved_accounts_of_a_place_are_in_one_cell(cells: Cells, monkeypatch
     with pytest.raises(MoveRefused, match="of the same place is in cell 2"):
         depart(cells.source, "acct_bob", to=3)
     with pytest.raises(MoveRefused, match="is not in this cell"):
-        depart(cells.source, "acct_nobody", to=3)
+        depart(cells.source, "acct_none", to=3)
 
 
 def test_what_does_not_cancel_between_cells_is_found(cells: Cells) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 
 import holdfast
 from holdfast.commands.act import act_command
+from holdfast.commands.cells import audit_cells_command, move_account_command
 from holdfast.commands.common import (
     ServiceUrl,
     database,
@@ -36,7 +37,6 @@ from holdfast.settings.settings import (
     load_service_location,
     load_settings,
     override,
-    read_env_file,
     use_env_file,
 )
 from holdfast.start.exit_codes import BAD_CONFIGURATION, GAVE_UP
@@ -247,30 +247,7 @@ def audit_command(
         raise typer.Exit(GAVE_UP)
 
 
-@app.command("audit-cells", rich_help_panel=CHECK)
-def audit_cells_command(
-    others: Annotated[list[Path], typer.Argument(metavar="FILE...", help="The settings of each other cell.")],
-) -> None:
-    """Check what no cell can check alone: no account is in two, and what moved between cells cancels.
-
-    It is besides `holdfast audit` in each cell. Exits with 1 if there is a difference.
-    """
-    from holdfast.persistence.audit.moves import differences_between
-    from holdfast.persistence.server.connections import connected
-
-    with report_faults(), ExitStack() as stack:
-        cells = {}
-        settings = {"this cell": environment(), **{str(each): read_env_file(each) for each in others}}
-        for name, given in settings.items():
-            url = stack.enter_context(database(load_locations(given), create=False))
-            refuse_old_tables(url)
-            cells[name] = stack.enter_context(connected(url))
-        found = list(differences_between(cells))
-    for line in found:
-        typer.echo(f"FAILED {line}")
-    if found:
-        raise typer.Exit(GAVE_UP)
-    typer.echo(f"{len(cells)} cells agree")
+app.command("audit-cells", rich_help_panel=CHECK)(audit_cells_command)
 
 
 @app.command("clock", rich_help_panel=CHECK)
@@ -369,6 +346,7 @@ def reports_command(
         print_reports(wanted, since, limit=limit, follow=follow, form=form)
 
 
+app.command("move-account", rich_help_panel=RUN)(move_account_command)
 app.command("act", rich_help_panel=WATCH)(act_command)
 app.command("log-level", rich_help_panel=WATCH)(log_level_command)
 app.command("override", rich_help_panel=WATCH)(override_command)
@@ -589,41 +567,6 @@ def places_command(
                         place_map.follow_members(url, publish, every_s=every, report=partial(typer.echo, err=True))
         except place_map.PlaceMapFault as exc:
             fail(str(exc), GAVE_UP)
-
-
-@app.command("move-account", rich_help_panel=RUN)
-def move_account_command(
-    account_id: Annotated[str, typer.Argument(help="The account.")],
-    *,
-    to: Annotated[Path, typer.Option(help="The other cell's file of settings.")],
-    undo: Annotated[
-        bool, typer.Option("--undo", help="Open the account again here, if it has not arrived.")
-    ] = False,
-) -> None:
-    """Move an account to another cell, while both serve.
-
-    It is closed for as long as its rows take, usually for seconds. If the command was ended, run it again.
-    """
-    from holdfast.commands.move_account import Cell, faults_of_pair, move_account
-    from holdfast.persistence.operators.moves import MoveRefused
-
-    with report_faults(), ExitStack() as stack:
-        theirs = read_env_file(to)
-        source, target = load_settings(environment()), load_settings(theirs)
-        register_secrets((*source.secret_values(), *target.secret_values()))
-        faults = faults_of_pair(account_id, source, target)
-        if faults:
-            fail("\n".join(faults), BAD_CONFIGURATION)
-        urls = [
-            stack.enter_context(database(load_locations(each), create=False)) for each in (environment(), theirs)
-        ]
-        for url in urls:
-            refuse_old_tables(url)
-        here, there = Cell(source, urls[0]), Cell(target, urls[1])
-        try:
-            move_account(account_id, here, there, undoing=undo, say=typer.echo)
-        except MoveRefused as fault:
-            fail(str(fault), GAVE_UP)
 
 
 @app.command("verify-statement", rich_help_panel=CHECK)

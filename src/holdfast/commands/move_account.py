@@ -43,14 +43,14 @@ from holdfast.settings.settings import Settings
 from holdfast.wiring.parts import asset_store
 
 CLAIM: Final = timedelta(hours=6)
-"""How long copied contents are kept at the target before their rows arrive; a repeated command claims them anew."""
+"""How long copied contents are kept at the target before their rows arrive; a repeated command renews it."""
 WAIT_S: Final = 60.0
 """How long an account that has something to finish is tried again."""
 PAUSE_S: Final = 0.5
 
 
-class Cell(NamedTuple):
-    """A cell of the move: its settings and the URL of its database."""
+class EndOfMove(NamedTuple):
+    """A cell that the move is from or to: its settings and the URL of its database."""
 
     settings: Settings
     url: str
@@ -88,8 +88,8 @@ def faults_of_pair(account_id: str, source: Settings, target: Settings) -> list[
 
 def move_account(
     account_id: str,
-    source: Cell,
-    target: Cell,
+    source: EndOfMove,
+    target: EndOfMove,
     *,
     undoing: bool = False,
     say: Callable[[str], None],
@@ -101,7 +101,7 @@ def move_account(
     """
     with ExitStack() as stack:
         rows, others = (stack.enter_context(connected(cell.url)) for cell in (source, target))
-        if _identity(rows) == _identity(others):
+        if _are_one(rows, others, account_id):
             raise MoveRefused("Both cells have the same database.")
         move = find_move(rows, account_id)
         if move is not None and move.cell != target.number:
@@ -142,10 +142,12 @@ def _departed(rows: Connection, account_id: str, to: int, sleep: Callable[[float
     return found
 
 
-def _identity(rows: Connection) -> object:
-    with rows.begin():
-        query = "select (select system_identifier from pg_control_system()), current_database()"
-        return tuple(rows.execute(text(query)).one())
+def _are_one(source: Connection, target: Connection, account_id: str) -> bool:
+    """Whether both are connected to the same database: there a lock of one keeps the other from it."""
+    key = {"key": f"move of {account_id}"}
+    with source.begin(), target.begin():
+        source.execute(text("select pg_advisory_xact_lock(hashtextextended(:key, 0))"), key)
+        return not target.scalar(text("select pg_try_advisory_xact_lock(hashtextextended(:key, 0))"), key)
 
 
 def _place_of_store(settings: Settings) -> tuple[str, ...]:
@@ -157,7 +159,9 @@ def _place_of_store(settings: Settings) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------- results and files
 
 
-def _copy_contents(account_id: str, source: Cell, target: Cell, rows: Connection, copied: set[Content]) -> int:
+def _copy_contents(
+    account_id: str, source: EndOfMove, target: EndOfMove, rows: Connection, copied: set[Content]
+) -> int:
     """Claim and copy the contents that are not ``copied`` yet; return how many there are now."""
     wanted = [each for each in contents_of(rows, account_id, archive_type=UNKNOWN_TYPE) if each not in copied]
     if wanted:

@@ -65,7 +65,7 @@ from holdfast.actors.account.messages import (
 from holdfast.actors.account.orders import AccountOrders
 from holdfast.actors.account.replies import RecentReplies
 from holdfast.actors.account.top_ups import AccountTopUp
-from holdfast.actors.account.units import AccountUnits
+from holdfast.actors.account.units import AccountUnits, created_event
 from holdfast.actors.runtime.faults import AccountAway
 from holdfast.actors.runtime.journaled import JournaledActor, LogEvent, LogFields, Tell, Turn
 from holdfast.actors.runtime.mailbox import Mailbox, SystemMessage
@@ -466,7 +466,7 @@ class AccountActor(JournaledActor):
             operations=(operation,),
             rows=(task, *rows),
             tells=(self._announce(task),),
-            log_event=_created(task),
+            log_event=created_event(task),
             unless=None if after is None else self._replies.unless_superseded(after),
         )
 
@@ -595,17 +595,3 @@ class AccountActor(JournaledActor):
         if unusable is None and not has_scope(key.scopes, scope):
             return lacking_scope(scope)
         return unusable
-
-
-def _created(task: Task) -> LogEvent:
-    """Return the event of a new task."""
-    return LogEvent(
-        "task created",
-        {
-            "task_id": task.request_id,
-            "account_id": task.account_id,
-            "provider": task.provider,
-            "model": task.model,
-            "hold_micro": task.request.hold_micro,
-        },
-    )

@@ -38,7 +38,6 @@ from holdfast.http.kit.credentials import (
     Bearer,
     CredentialKind,
     KnownKey,
-    place_sent,
     read_bearer,
     valid_key,
     valid_session,
@@ -50,9 +49,9 @@ from holdfast.http.kit.operators import CSRF_HEADER, MAY_ONLY_READ, Operator, Op
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.kit.values import read_idempotency_key, read_restart_wait
 from holdfast.ledger.api_keys import SCOPES, TASKS_READ, lacking_scope
-from holdfast.ledger.refusals import ACCOUNT_MOVING, Refusal, account_moved
+from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.credentials import SessionRecord, find_api_keys, find_sessions
-from holdfast.persistence.queries.moves import find_away
+from holdfast.persistence.queries.moves import refusal_of_missing
 from holdfast.persistence.queries.replies import find_reply
 from holdfast.persistence.records.key_rows import ApiKeyRecord
 from holdfast.persistence.records.rows import AccountChange, IdempotencyProbe
@@ -419,13 +418,6 @@ class Call:
         assert isinstance(self._caller, SessionRecord)
         return self._caller
 
-    async def refuse_missing(self, refusal: Refusal, place: int | None) -> Refusal:
-        """Return the refusal of what was not found, or where the accounts of its place are that were moved away."""
-        away = None if place is None else await self.read(partial(find_away, place=place))
-        if away is None:
-            return refusal
-        return ACCOUNT_MOVING if away.is_closed else account_moved(away.cell)
-
     async def verify_key(self, *lookups: Lookup[Any, Any]) -> ApiKeyRecord | Refusal:
         """Authenticate the API key, check its scope, and run ``lookups`` with the lookup of its row.
 
@@ -454,7 +446,7 @@ class Call:
         if not isinstance(caller, Refusal):
             self._admit(caller)
         elif lookup.found is None:
-            return await self.refuse_missing(caller, place_sent(self.request.sent[b"authorization"]))
+            return await self.read(partial(refusal_of_missing, refusal=caller, place=self.bearer.place))
         return caller
 
     def _valid(self, found: Any, now: datetime) -> Caller | Refusal:

@@ -19,7 +19,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
@@ -46,7 +46,6 @@ _PAIRS: Final = tuple(high + low for high in _BASE62 for low in _BASE62)
 _AUTHORIZATION = re.compile(r"bearer +([A-Za-z0-9._~+/-]{1,256}=*)", re.ASCII | re.IGNORECASE)
 _OPERATOR_AUTHORIZATION = re.compile(r"bearer +([\x21-\x7e]{1,1024})", re.ASCII | re.IGNORECASE)
 _SESSION_TOKEN = re.compile(r"hst_[A-Za-z0-9_-]{43}", re.ASCII)
-_PLACE = re.compile(rf"[0-9a-f]{{{PLACE_DIGITS}}}", re.ASCII)
 _API_KEY = re.compile(r"hk_(?:live|test)_[0-9A-Za-z]{38}", re.ASCII)
 
 
@@ -65,6 +64,8 @@ class Bearer:
 
     kind: CredentialKind
     sha256: bytes
+    place: int | None = field(default=None, compare=False)
+    """The place that it carries; None if it carries none."""
 
 
 def mint_api_key(account_id: str, *, live: bool) -> MintedKey:
@@ -102,9 +103,9 @@ def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> 
     if wanted is not None and kind != wanted:
         return NEEDS_SESSION if wanted == "session" else NEEDS_API_KEY
     if kind == "session" and _SESSION_TOKEN.fullmatch(token):
-        return Bearer("session", digest(token))
+        return Bearer("session", digest(token), place_carried_by(token[4 : 4 + PLACE_DIGITS]))
     if kind == "api_key" and is_api_key(token):
-        return Bearer("api_key", digest(token))
+        return Bearer("api_key", digest(token), place_carried_by(token[-_CHECKSUM_CHARS - PLACE_DIGITS : -_CHECKSUM_CHARS]))
     return INVALID_SESSION if kind == "session" else INVALID_API_KEY
 
 

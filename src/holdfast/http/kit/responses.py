@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Final, TypeVar, cast
 
 import msgspec
@@ -18,7 +19,6 @@ from holdfast.actors.runtime.faults import AccountAway, ShareExceeded
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.kit.actions import record_refused_action
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.credentials import place_sent
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import (
     INTERNAL_ERROR,
@@ -35,6 +35,7 @@ from holdfast.http.kit.routes import BodyResponse, Media, Outcome, Parameter, Ro
 from holdfast.http.kit.values import unknown_parameter
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import ACCOUNT_MOVING, Refusal
+from holdfast.persistence.queries.moves import refusal_of_missing
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.telemetry.refused_requests import RefusedRequests
 from holdfast.telemetry.scrubbing import scrub
@@ -119,8 +120,8 @@ async def handle(call: Call, route: Route) -> Outcome:
     try:
         return await route.handler(call)
     except AccountAway:
-        place = place_sent(call.request.sent[b"authorization"])
-        return await call.refuse_missing(ACCOUNT_MOVING, place)
+        place = None if call.bearer is None else call.bearer.place
+        return await call.read(partial(refusal_of_missing, refusal=ACCOUNT_MOVING, place=place))
     except UnreadableRow as fault:
         if call.operator is None:
             raise

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
+from holdfast.ledger.refusals import ACCOUNT_MOVING, Refusal, account_moved
 from holdfast.persistence.records.tables import account_moves
 
 
@@ -29,6 +30,14 @@ def find_away(rows: Connection, place: int) -> Away | None:
         select(account_moves.c.cell, account_moves.c.state).where(account_moves.c.place == place, _AWAY)
     ).all()
     return Away(found[0].cell, any(row.state == "closed" for row in found)) if found else None
+
+
+def refusal_of_missing(rows: Connection, *, refusal: Refusal, place: int | None) -> Refusal:
+    """Return the refusal of what was not found, or where the accounts of its place are that were moved away."""
+    away = None if place is None else find_away(rows, place)
+    if away is None:
+        return refusal
+    return ACCOUNT_MOVING if away.is_closed else account_moved(away.cell)
 
 
 def is_email_away(rows: Connection, email: str) -> bool:

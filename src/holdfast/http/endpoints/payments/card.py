@@ -42,6 +42,7 @@ from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.top_ups import AutoTopUp, SavedCard
 from holdfast.ledger.orders.transitions import can_expire
 from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
+from holdfast.persistence.queries.moves import refusal_of_missing
 from holdfast.persistence.queries.orders import order_of_account, order_of_event, top_up_of_account
 from holdfast.providers.card.base import (
     CardFault,
@@ -238,7 +239,9 @@ async def _receive_event(call: Call) -> Outcome:
     if order is None:
         if event.order_id is not None:
             missing = order_not_found(event.order_id)
-            away = await call.refuse_missing(missing, place_carried_by(event.order_id))
+            away = await call.read(
+                partial(refusal_of_missing, refusal=missing, place=place_carried_by(event.order_id))
+            )
             if away is not missing:
                 return away
         await deps.payments.unmatched_events.store(event.event_id, event.type, "unmatched", stored_body)

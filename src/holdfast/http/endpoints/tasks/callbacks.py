@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -25,6 +26,7 @@ from holdfast.ledger.catalog.models import CALLBACK_BYTES_MOST, ProviderConfig
 from holdfast.ledger.ids import is_id, place_carried_by
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
+from holdfast.persistence.queries.moves import refusal_of_missing
 from holdfast.persistence.queries.tasks import task_by_id
 from holdfast.providers.media.callbacks import (
     BODY_MAX_BYTES,
@@ -160,7 +162,9 @@ async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
         provider = await _provider_of(call, update.request_id)
         if provider is None or (sender is not None and sender != provider):
             missing = task_not_found(update.request_id)
-            return await call.refuse_missing(missing, place_carried_by(update.request_id))
+            return await call.read(
+                partial(refusal_of_missing, refusal=missing, place=place_carried_by(update.request_id))
+            )
         verdict = verify_signature(header, call.raw, deps.callback_secrets(provider), now=deps.wall())
         if verdict != "valid":
             return refused_signature(verdict, SIGNATURE_HEADER)
@@ -179,7 +183,11 @@ async def apply_update(call: Call, update: ProviderUpdate, body: bytes) -> Outco
     done = await call.ask(call.deps.tasks.ref(update.request_id), command)
     if isinstance(done, Refusal):
         is_missing = done.code == "task_not_found"
-        return await call.refuse_missing(done, place_carried_by(update.request_id)) if is_missing else done
+        return (
+            await call.read(partial(refusal_of_missing, refusal=done, place=place_carried_by(update.request_id)))
+            if is_missing
+            else done
+        )
     return task_body(call.deps, done.task)
 
 
