@@ -34,14 +34,7 @@ from holdfast.http.kit.bodies import (
 )
 from holdfast.http.kit.body_memory import UNCOUNTED_BYTES_MAX, HeldBody
 from holdfast.http.kit.client_address import client_address, origin_of
-from holdfast.http.kit.credentials import (
-    Bearer,
-    CredentialKind,
-    KnownKey,
-    read_bearer,
-    valid_key,
-    valid_session,
-)
+from holdfast.http.kit.credentials import Bearer, CredentialKind, KnownKey, read_bearer, valid_key, valid_session
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.forms import Form, FormFile, is_form
 from holdfast.http.kit.operator_access import identify
@@ -440,8 +433,7 @@ class Call:
         await self._look_up(lookup, *lookups)
         if lookup.found is not None:
             # Also of one that is not valid any more.
-            owner = lookup.found if self.bearer.kind == "session" else lookup.found[0]
-            self.request.caller = owner.account_id
+            self.request.caller = (lookup.found if self.bearer.kind == "session" else lookup.found[0]).account_id
         caller = self._valid(lookup.found, self.deps.now())
         if not isinstance(caller, Refusal):
             self._admit(caller)
