@@ -71,7 +71,7 @@ def find_faults(given: Mapping[str, str]) -> Iterator[Fault]:
             if name not in given:
                 yield name, "is missing; HOLDFAST_ASSET_STORE=s3 needs it"
     yield from _member_faults(given)
-    yield from _cell_faults(given)
+    yield from find_cell_faults(given)
     yield from _port_faults(given)
     for name in ("STUDIO_PORT", "CARD_EMULATOR_PORT"):
         if given.get(name, "0") != "0" and not has_emulators():
@@ -98,7 +98,7 @@ def _member_faults(given: Mapping[str, str]) -> Iterator[Fault]:
             yield name, f"is missing; links between machines need {', '.join(MEMBER_TLS)}"
 
 
-def _cell_faults(given: Mapping[str, str]) -> Iterator[Fault]:
+def find_cell_faults(given: Mapping[str, str]) -> Iterator[Fault]:
     """Yield that one of two settings is missing, or that the list lacks this cell."""
     for name, other in (("CELL", "CELLS"), ("CELLS", "CELL")):
         if name not in given and other in given:

@@ -14,7 +14,7 @@ import hmac
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar, get_type_hints
 from urllib.parse import parse_qsl, unquote
@@ -22,7 +22,16 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 from msgspec import Meta
 
-from holdfast.settings.checks import MEMBER_TLS, OWN_SECRETS, Fault, find_faults, find_location_faults
+from holdfast.ledger.cells import Cells
+from holdfast.ledger.ids import PLACES
+from holdfast.settings.checks import (
+    MEMBER_TLS,
+    OWN_SECRETS,
+    Fault,
+    find_cell_faults,
+    find_faults,
+    find_location_faults,
+)
 from holdfast.settings.env_file import EnvFile, EnvFileFault, parse_env_file
 from holdfast.settings.values import (
     AbsolutePath,
@@ -73,15 +82,27 @@ class SettingsFault(Exception):
 
 
 class Locations(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
-    """The locations of the database, the files and the catalog, which are all that the other commands need."""
+    """The locations of the database, the files and the catalog, which are all that the other commands need.
+
+    ``cells``: the list of all cells, ``cell``: the number of this one; without them the service has one database.
+    """
 
     data_dir: AbsolutePath = msgspec.field(default_factory=lambda: Path("var").absolute())
     database_url: DatabaseUrl = None
     catalog: ExistingFile | None = None
+    cells: CellsFile = ()
+    cell: Count | None = None
 
     def __repr__(self) -> str:
         """Some values are secrets, so none is shown."""
         return f"<{type(self).__name__}>"
+
+    @property
+    def places(self) -> Sequence[int]:
+        """The places that this service has: those of its cell, or all."""
+        if self.cell is None:
+            return range(PLACES)
+        return [place for places in Cells(self.cell, self.cells).own.places for place in places]
 
 
 class ServiceLocation(Locations, frozen=True, kw_only=True, rename="upper"):
@@ -121,9 +142,7 @@ class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
     ``SERVER_KEY`` seals quotes and asset links and peppers one-time codes; :meth:`derived_key` returns a key for
     each purpose. ``public_url`` None: the address that the service listens on. ``asset_store`` local: results are
     stored in ``data_dir``. ``s3_endpoint`` None: Amazon's own for the region. ``member_address``: where members on
-    other machines reach this one. ``cells``: the list of all cells, ``cell``: the number of this one;
-    without them the service has one database.
-    ``trusted_proxies``: the peers whose ``proxy_header`` names the client's address.
+    other machines reach this one. ``trusted_proxies``: the peers whose ``proxy_header`` names the client's address.
     ``ops_port`` None: operators' routes are on the public port. ``processes``: worker processes below a parent; 0
     is one process without a parent. ``waiting_per_account_max``: how many requests of an account may wait, or
     stream, at one process. ``file_bytes_max``: the largest file; ``files_max`` and ``files_bytes_max``: those of an
@@ -220,8 +239,6 @@ class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
     member_certificate: ExistingFile | None = None
     member_key: PrivateFile | None = None
     member_ca: ExistingFile | None = None
-    cells: CellsFile = ()
-    cell: Count | None = None
     webhook_timeout_s: Seconds = 15.0
     webhook_give_up_s: Count = 259_200
     webhook_local_allowed: bool = True
@@ -358,7 +375,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
 def load_locations(environ: Mapping[str, str]) -> Locations:
     """Read only the locations. Raises :class:`SettingsFault`; writes nothing."""
     given, unread = _given(environ)
-    return _read(Locations, given, unread, find_location_faults(given))
+    return _read(Locations, given, unread, (*find_location_faults(given), *find_cell_faults(given)))
 
 
 def load_service_location(environ: Mapping[str, str]) -> ServiceLocation:

@@ -105,7 +105,9 @@ def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> 
     if kind == "session" and _SESSION_TOKEN.fullmatch(token):
         return Bearer("session", digest(token), place_carried_by(token[4 : 4 + PLACE_DIGITS]))
     if kind == "api_key" and is_api_key(token):
-        return Bearer("api_key", digest(token), place_carried_by(token[-_CHECKSUM_CHARS - PLACE_DIGITS : -_CHECKSUM_CHARS]))
+        return Bearer(
+            "api_key", digest(token), place_carried_by(token[-_CHECKSUM_CHARS - PLACE_DIGITS : -_CHECKSUM_CHARS])
+        )
     return INVALID_SESSION if kind == "session" else INVALID_API_KEY
 
 
