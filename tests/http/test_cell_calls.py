@@ -95,7 +95,7 @@ async def two(stage: Stage) -> AsyncIterator[tuple[Stage, Stage]]:
     second = another_cell(stage)
     async with stage.serving() as first_url, second.serving() as second_url:
         for number, each in enumerate((stage, second), 1):
-            each.change(cells=cells(number, first_url, second_url))
+            each.change(cells=cells(number, first_url, second_url), database=OneOrder(None))
             each.sign_ins.answer = each.accounts.answer = answer
         async with (
             httpx2.AsyncClient(base_url=first_url, trust_env=False) as first_http,
@@ -240,5 +240,5 @@ async def test_an_operator_signs_in_at_the_cell_of_the_address(two: tuple[Stage,
 
 
 async def test_one_database_needs_no_look_at_the_place(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.http.app.place_of_request", None)
+    monkeypatch.setattr("holdfast.http.kit.forwarding.place_of_request", None)
     assert (await stage.http.get("/v2/control/session")).status_code == 401

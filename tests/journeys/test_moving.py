@@ -31,16 +31,16 @@ pytestmark = pytest.mark.slow
 CELLS = """
 [[cell]]
 number = 1
-places = "000-fff"
+places = "000-ffe"
 emails = "000-fff"
-url = "http://127.0.0.1:1"
-operators_url = "http://127.0.0.1:1"
+url = "http://127.0.0.1:{0}"
+operators_url = "http://127.0.0.1:{0}"
 
 [[cell]]
 number = 2
-places = ""
-url = "http://127.0.0.1:2"
-operators_url = "http://127.0.0.1:2"
+places = "fff"
+url = "http://127.0.0.1:{1}"
+operators_url = "http://127.0.0.1:{1}"
 """
 CLIENTS = 20
 RETRIED_S = 0.05

@@ -226,6 +226,10 @@ class KeyCache:
         if len(self._known) > self._entries_max:
             self._known.popitem(last=False)
 
+    def forget(self, sha256: bytes) -> None:
+        """Read the key again before its next use."""
+        self._known.pop(sha256, None)
+
     def __len__(self) -> int:
         return len(self._known)
 

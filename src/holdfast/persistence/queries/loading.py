@@ -18,7 +18,7 @@ from holdfast.ledger.public_types import Role
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.credentials import live_api_keys
 from holdfast.persistence.queries.lots import read_lot_amounts
-from holdfast.persistence.queries.moves import is_email_away
+from holdfast.persistence.queries.moves import find_email_away
 from holdfast.persistence.queries.spending import (
     GROUPS_OF_ACCOUNT,
     LIMITS_OF_ACCOUNT,
@@ -221,7 +221,7 @@ def load_sign_in(connection: Connection, key: str) -> LoadedSignIn:
             ).where(tables.accounts.c.email == key.removeprefix("email:"))
         ).one_or_none()
     if account is None:
-        is_away = key.startswith("email:") and is_email_away(connection, key.removeprefix("email:"))
+        is_away = key.startswith("email:") and find_email_away(connection, key[len("email:") :]) is not None
         return LoadedSignIn(version, state, None, None, is_disabled=False, is_away=is_away)
     return LoadedSignIn(
         version,
