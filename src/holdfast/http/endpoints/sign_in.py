@@ -76,7 +76,7 @@ async def request_code(call: Call) -> Outcome:
     email = read_email(call.body(CodeRequest).email)
     if isinstance(email, Refusal):
         return email
-    await require_email(call.deps, call.request, email)
+    await require_email(call.deps, call.request, email, gives=True)
     deps, origin = call.deps, call.origin()
     admitted = await call.ask(deps.sign_ins.ref(f"origin:{origin}"), AdmitOrigin())
     if isinstance(admitted, Refusal):

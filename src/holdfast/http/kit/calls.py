@@ -434,8 +434,7 @@ class Call:
         await self._look_up(lookup, *lookups)
         if lookup.found is not None:
             # Also of one that is not valid any more.
-            owner = lookup.found if self.bearer.kind == "session" else lookup.found[0]
-            self.request.caller = owner.account_id
+            self.request.caller = (lookup.found if self.bearer.kind == "session" else lookup.found[0]).account_id
         caller = self._valid(lookup.found, self.deps.now())
         if not isinstance(caller, Refusal):
             self._admit(caller)
@@ -517,13 +516,9 @@ class Call:
 
     async def ask(self, ref: AskRef, command: Command[T]) -> T | Refusal:
         """Ask an actor, as the header ``Restart-Wait`` says. Raises its faults, which are in the error table."""
-        deadline_s = self.deps.settings.ask_deadline_s
-        sent = self.request.sent[b"restart-wait"]
-        if not sent:
-            reply = await ref.ask(command, deadline_s=deadline_s)
-        else:
-            deadline_s, while_down = read_restart_wait(sent, deadline_s)
-            reply = await ref.ask(command, deadline_s=deadline_s, while_down=while_down)
+        deadline_s, sent = self.deps.settings.ask_deadline_s, self.request.sent[b"restart-wait"]
+        deadline_s, while_down = read_restart_wait(sent, deadline_s) if sent else (deadline_s, "queue")
+        reply = await ref.ask(command, deadline_s=deadline_s, while_down=while_down)
         self.request.had_effect |= not isinstance(reply, Refusal)
         return reply
 

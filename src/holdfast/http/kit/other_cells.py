@@ -11,10 +11,11 @@ from enum import IntEnum
 from functools import partial
 
 from holdfast.actors.runtime.faults import AccountAway
+from holdfast.actors.sign_in.messages import GiveAddress
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.ledger.cells import Cell
-from holdfast.persistence.queries.moves import find_away, find_email_away
+from holdfast.persistence.queries.moves import find_away, find_email
 
 
 class Hop(IntEnum):
@@ -68,21 +69,50 @@ async def require_here(deps: Dependencies, request: HoldfastRequest, place: int)
         raise OfAnotherCell(others, Hop.MISSED)
 
 
-async def require_email(deps: Dependencies, request: HoldfastRequest, email: str) -> None:
-    """Return if the account of a normalised e-mail address is here, or would be opened here.
+async def require_email(deps: Dependencies, request: HoldfastRequest, email: str, *, gives: bool = False) -> None:
+    """Return if the account of a normalised e-mail address is here, or is to be opened here.
 
-    Raises as :func:`require_here` does.
+    The cell that the list names opens one once each cell that had the address before has given it: with ``gives``
+    a cell does that when it is asked. Raises as :func:`require_here` does.
     """
     if deps.cells is None:
         return
-    home, *former = deps.cells.of_email(email)
-    if request.hop < Hop.MISSED and deps.cells.own not in (home, *former):
+    own, (home, *former) = deps.cells.own, deps.cells.of_email(email)
+    if request.hop < Hop.MISSED and own not in (home, *former):
         raise OfAnotherCell([home], Hop.LISTED)
-    away = await deps.database.read(partial(find_email_away, email=email))
-    if away is not None and (away.is_closed or request.is_settled):
-        raise AccountAway("the account of the address is closed for a move")
-    if away is not None:
-        raise_moved(deps, request, away.cell)
+    found = await deps.database.read(partial(find_email, email=email))
+    if found.is_here:
+        return
+    if found.away is not None:
+        if found.away.is_closed or request.is_settled:
+            raise AccountAway("the account of the address is closed for a move")
+        raise_moved(deps, request, found.away.cell)
+    if request.hop != Hop.MOVED:
+        await _require_unknown_email(deps, request, email, found.given_to, gives=gives)
+
+
+async def _require_unknown_email(
+    deps: Dependencies, request: HoldfastRequest, email: str, given_to: int | None, *, gives: bool
+) -> None:
+    """Return if an account is to be opened here for an address of which no account is known here."""
+    assert deps.cells is not None
+    own, (home, *former) = deps.cells.own, deps.cells.of_email(email)
+    if request.hop == Hop.MISSED:
+        if given_to is None and gives:
+            await deps.sign_ins.ref(f"email:{email}").ask(GiveAddress(home.number))
+        elif given_to is None:
+            # A code that was sent from here, by a process with the list of before, may still be used.
+            return
+        raise NotHere
+    if given_to is not None:
+        # A process with the list of before reads here that the address is not this cell's any more.
+        home = next((cell for cell in deps.cells.all if cell.number == given_to), own)
+    if home is not own:
+        raise OfAnotherCell([home], Hop.LISTED)
+    if given_to is not None:
+        raise AccountAway("the cell that has the address is not in this process's list")
+    if former and not request.is_settled:
+        raise OfAnotherCell(former, Hop.MISSED)
 
 
 def raise_moved(deps: Dependencies, request: HoldfastRequest, number: int) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
-from holdfast.persistence.records.tables import account_moves
+from holdfast.persistence.records.tables import account_moves, accounts, given_emails
 
 
 class Away(NamedTuple):
@@ -16,6 +16,14 @@ class Away(NamedTuple):
 
     cell: int
     is_closed: bool
+
+
+class FoundEmail(NamedTuple):
+    """Whether an e-mail address has an account here, or where it is, or the cell that would open one."""
+
+    is_here: bool
+    away: Away | None = None
+    given_to: int | None = None
 
 
 _AWAY = account_moves.c.state.in_(("closed", "moved"))
@@ -44,6 +52,20 @@ def find_email_away(rows: Connection, email: str) -> Away | None:
     query = select(account_moves.c.cell, account_moves.c.state)
     found = rows.execute(query.where(account_moves.c.email_sha256 == sha256_of_email(email), _AWAY)).first()
     return None if found is None else Away(found.cell, found.state == "closed")
+
+
+def cell_given_email(rows: Connection, email: str) -> int | None:
+    """Return the cell that an e-mail address of this one was given to."""
+    of_email = given_emails.c.email_sha256 == sha256_of_email(email)
+    return rows.scalar(select(given_emails.c.cell).where(of_email))
+
+
+def find_email(rows: Connection, email: str) -> FoundEmail:
+    """Return what this cell knows of an e-mail address."""
+    is_here = rows.scalar(select(accounts.c.id).where(accounts.c.email == email)) is not None
+    if is_here:
+        return FoundEmail(is_here)
+    return FoundEmail(is_here, find_email_away(rows, email), cell_given_email(rows, email))
 
 
 def sha256_of_email(email: str) -> bytes:
