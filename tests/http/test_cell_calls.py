@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from ipaddress import ip_network
 
 import httpx2
@@ -22,6 +23,7 @@ from holdfast.ledger.cells import Cell, Cells
 from holdfast.ledger.ids import PLACES, new_id, new_id_at, place_of
 from holdfast.ledger.orders.order import OrderResult
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.moves import FoundEmail, find_email
 from holdfast.persistence.queries.orders import NamedOrder
 from holdfast.providers.signatures import sign
 
@@ -67,7 +69,9 @@ class OneOrder:
     def __init__(self, order: NamedOrder | None) -> None:
         self.order = order
 
-    async def read(self, _query: object) -> NamedOrder | None:
+    async def read(self, query: object) -> NamedOrder | FoundEmail | None:
+        if isinstance(query, partial) and query.func is find_email:
+            return FoundEmail(is_here=False)
         return self.order
 
 
@@ -95,7 +99,7 @@ async def two(stage: Stage) -> AsyncIterator[tuple[Stage, Stage]]:
     second = another_cell(stage)
     async with stage.serving() as first_url, second.serving() as second_url:
         for number, each in enumerate((stage, second), 1):
-            each.change(cells=cells(number, first_url, second_url))
+            each.change(cells=cells(number, first_url, second_url), database=OneOrder(None))
             each.sign_ins.answer = each.accounts.answer = answer
         async with (
             httpx2.AsyncClient(base_url=first_url, trust_env=False) as first_http,
@@ -240,5 +244,5 @@ async def test_an_operator_signs_in_at_the_cell_of_the_address(two: tuple[Stage,
 
 
 async def test_one_database_needs_no_look_at_the_place(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.http.app.place_of_request", None)
+    monkeypatch.setattr("holdfast.http.kit.forwarding.place_of_request", None)
     assert (await stage.http.get("/v2/control/session")).status_code == 401

@@ -37,7 +37,6 @@ EXPECTED = {
     "account_disabled": (403, "permission_error"),
     "account_closing": (403, "permission_error"),
     "account_moving": (503, "api_error"),
-    "account_moved": (421, "api_error"),
     "email_taken": (409, "conflict_error"),
     "credit_remains": (409, "conflict_error"),
     "account_in_debt": (409, "conflict_error"),
@@ -166,7 +165,6 @@ BEARER = {
 NO_RETRY_TIME = {"provider_not_configured", "quote_unavailable"}
 """Codes that only a change of the configuration ends."""
 FINAL = {
-    "account_moved",
     "email_taken",
     "credit_remains",
     "outcome_unknown",

@@ -35,7 +35,7 @@ from holdfast.persistence.operators.moves import (
 )
 from holdfast.persistence.queries.books import revenue, trial_balance
 from holdfast.persistence.queries.loading import load_account
-from holdfast.persistence.queries.moves import Away, find_away, is_email_away
+from holdfast.persistence.queries.moves import Away, find_away, find_email_away
 from holdfast.persistence.records.move_tables import AccountMove
 from holdfast.persistence.records.tables import metadata
 from holdfast.persistence.server.connections import connected
@@ -124,7 +124,8 @@ def rows_of(rows: Connection, account_id: str) -> dict[str, list[str]]:
 
 def where_is(rows: Connection, account_id: str) -> tuple[Away | None, bool]:
     with rows.begin():
-        return find_away(rows, place_of(account_id)), is_email_away(rows, f"{account_id}@example.com")
+        by_email = find_email_away(rows, f"{account_id}@example.com")
+        return find_away(rows, place_of(account_id)), by_email is not None
 
 
 def accounts_of(rows: Connection) -> list[str]:

@@ -71,9 +71,9 @@ def faults_of_pair(account_id: str, source: Settings, target: Settings) -> list[
         return ["CELL and CELLS must be set in both cells, and CELLS be the same"]
     if source.cell == target.cell:
         return ["CELL is the same in both"]
-    home = Cells(source.cell, source.cells).of_place(place_of(account_id)).number
-    if home not in (source.cell, target.cell):
-        return [f"{account_id} has a place of cell {home}: move it there first, and from there"]
+    listed = [cell.number for cell in Cells(source.cell, source.cells).of_place(place_of(account_id))]
+    if source.cell not in listed and target.cell not in listed:
+        return [f"{account_id} has a place of cell {listed[0]}: move it there first, and from there"]
     faults = [
         f"{name.upper()} differs: what one cell has signed or sealed is not valid in the other"
         for name in ("server_key", "callback_secret", "sandbox_secret")

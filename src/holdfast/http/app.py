@@ -22,9 +22,9 @@ from holdfast.http.kit.credentials import key_prefix_sent
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import RefusalResponse
 from holdfast.http.kit.extensions import ServedPage, installed_extensions
-from holdfast.http.kit.forwarding import OfAnotherCell, forward, place_of_request
+from holdfast.http.kit.forwarding import serve_in_cells
 from holdfast.http.kit.requests import HoldfastConnection, HoldfastRequest, end_trace, keep_request, start_trace
-from holdfast.http.kit.responses import exception_response, outcome_response, refusal_response, serve_call
+from holdfast.http.kit.responses import exception_response, refusal_response, serve_call
 from holdfast.http.kit.routes import HEALTH_PATHS, OrderIdConverter, Route, TaskIdConverter, is_for_operators
 from holdfast.http.kit.values import shown
 from holdfast.ledger.refusals import Refusal
@@ -110,10 +110,11 @@ class HoldfastApp(QuartTrio):
                 response = _options(self._adapter, request)
             else:
                 route, path = self._routes[rule.endpoint], {**path}
+                serve = functools.partial(_serve, self.deps, route, request, path)
                 if self.deps.cells is not None:
-                    response = await _serve_in_cells(self.deps, route, request, path)
+                    response = await serve_in_cells(self.deps, route, request, path, serve)
                 else:
-                    response = await _serve(self.deps, route, request, path)
+                    response = await serve()
         except Exception as error:
             below = self._below_another_base(request) if isinstance(error, NotFound) else None
             response = exception_response(error, request) if below is None else refusal_response(below)
@@ -143,33 +144,6 @@ async def _serve(deps: Dependencies, route: Served, request: HoldfastRequest, pa
     if isinstance(route, ServedPage):
         return await route.serve(deps, request, path)
     return await serve_call(deps, route, request, path)
-
-
-async def _serve_in_cells(
-    deps: Dependencies, route: Served, request: HoldfastRequest, path: dict[str, str]
-) -> Response:
-    """Serve a request, or let the cell do so to which it belongs, by its head or as is found on the way.
-
-    Operators call each cell themselves.
-    """
-    assert deps.cells is not None
-    body = None
-    is_operators = is_for_operators(request.path)
-    place = None if is_operators else place_of_request(request, path, route)
-    if place is None and not is_operators:
-        request.kept_body = bytearray()
-    if place is None or (cell := deps.cells.of_place(place)) is deps.cells.own:
-        try:
-            return await _serve(deps, route, request, path)
-        except OfAnotherCell as found:
-            if is_operators:
-                message = (
-                    f"This is of cell {found.cell.number}; its operators' address is {found.cell.operators_url}."
-                )
-                return refusal_response(Refusal(code="invalid_email", message=message, param="email"))
-            assert request.kept_body is not None, "a request that names a place belongs to its cell"
-            cell, body = found.cell, bytes(request.kept_body)
-    return outcome_response(await forward(deps, request, cell, body))
 
 
 def _begin(request: HoldfastRequest) -> None:

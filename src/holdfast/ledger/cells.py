@@ -35,6 +35,9 @@ class Cell:
     """The places of the e-mail addresses whose account it knows."""
     url: str
     operators_url: str
+    former_places: tuple[range, ...] = ()
+    """Places that another cell has now, of which it has accounts still."""
+    former_emails: tuple[range, ...] = ()
 
 
 class Cells:
@@ -43,24 +46,24 @@ class Cells:
     def __init__(self, own: int, cells: Sequence[Cell]) -> None:
         self.all: Final = tuple(cells)
         [self.own] = (cell for cell in cells if cell.number == own)
-        self._of_places: Final = {place: cell for cell in cells for places in cell.places for place in places}
-        self._of_emails: Final = {place: cell for cell in cells for places in cell.emails for place in places}
+        self._of_places: Final = _by_place([(cell, cell.places, cell.former_places) for cell in cells])
+        self._of_emails: Final = _by_place([(cell, cell.emails, cell.former_emails) for cell in cells])
 
     def of_number(self, number: int) -> Cell | None:
         """Return a cell by its number, None if there is none."""
         return next((cell for cell in self.all if cell.number == number), None)
 
-    def of_place(self, place: int) -> Cell:
-        """Return the cell that has a place. An account of the place that was moved is in another."""
+    def of_place(self, place: int) -> tuple[Cell, ...]:
+        """Return the cell that has a place, then those that had it. An account that was moved is in another."""
         return self._of_places[place]
 
-    def of_email(self, email: str) -> Cell:
-        """Return the cell that knows where a normalised e-mail address has its account."""
+    def of_email(self, email: str) -> tuple[Cell, ...]:
+        """Return the cell that knows where a normalised e-mail address has its account, then those that knew."""
         return self._of_emails[place_of(email)]
 
     def new_account_id(self) -> str:
         """Return a new account's id, whose place is one of this cell's."""
-        while self.of_place(place_of(account_id := new_id("acct"))) is not self.own:
+        while self.of_place(place_of(account_id := new_id("acct")))[0] is not self.own:
             pass
         return account_id
 
@@ -69,12 +72,25 @@ class Cells:
         return new_id_at("check", self.own.places[0].start)
 
 
+def _by_place(
+    ranges: Sequence[tuple[Cell, tuple[range, ...], tuple[range, ...]]],
+) -> dict[int, tuple[Cell, ...]]:
+    cells: dict[int, tuple[Cell, ...]] = {}
+    for cell, now, _ in ranges:
+        cells |= {place: (cell,) for places in now for place in places}
+    for cell, _, before in ranges:
+        cells |= {place: (*cells[place], cell) for places in before for place in places}
+    return cells
+
+
 class _Table(msgspec.Struct, forbid_unknown_fields=True):
     number: Annotated[int, msgspec.Meta(ge=1, le=CELLS_MAX)]
     places: str
     url: Url
     operators_url: Url
     emails: str = ""
+    former_places: str = ""
+    former_emails: str = ""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -91,13 +107,25 @@ def parse_cells(text: str) -> tuple[Cell, ...]:
     except tomllib.TOMLDecodeError as fault:
         raise ValueError(f"is not TOML: {fault}") from None
     cells = tuple(
-        Cell(each.number, _ranges(each.places), _ranges(each.emails), each.url, each.operators_url)
+        Cell(
+            each.number,
+            _ranges(each.places),
+            _ranges(each.emails),
+            each.url,
+            each.operators_url,
+            _ranges(each.former_places),
+            _ranges(each.former_emails),
+        )
         for each in tables
     )
     if len({cell.number for cell in cells}) < len(cells):
         raise ValueError("has two cells with one number")
-    _check_division("places", [cell.places for cell in cells])
-    _check_division("emails", [cell.emails for cell in cells])
+    if not all(cell.places for cell in cells):
+        raise ValueError("has a cell without places, in which no account can be opened")
+    for name, now, former in (("places", "places", "former_places"), ("emails", "emails", "former_emails")):
+        _check_division(name, [getattr(cell, now) for cell in cells])
+        for cell in cells:
+            _check_once(name, (*getattr(cell, now), *getattr(cell, former)))
     return cells
 
 
@@ -110,6 +138,12 @@ def _ranges(text: str) -> tuple[range, ...]:
             raise ValueError(f"has the range {part!r}; a range is three hex digits, or two such as 000-7ff")
         ranges.append(each)
     return tuple(ranges)
+
+
+def _check_once(name: str, ranges: Sequence[range]) -> None:
+    """Check that a cell has no place twice, now and before."""
+    if len({place for places in ranges for place in places}) < sum(map(len, ranges)):
+        raise ValueError(f"names one of its {name} twice in a cell")
 
 
 def _check_division(name: str, of_cells: Sequence[tuple[range, ...]]) -> None:

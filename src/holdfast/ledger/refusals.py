@@ -115,8 +115,3 @@ ACCOUNT_MOVING: Final = Refusal(
     code="account_moving", message="The account is being moved to another database. Try again in a few seconds."
 )
 ACCOUNT_DISABLED: Final = Refusal(code="account_disabled", message="The account is disabled; ask the operator.")
-
-
-def account_moved(cell: int) -> Refusal:
-    """Refuse what is asked of an account that is in another cell."""
-    return Refusal(code="account_moved", message=f"The account is in cell {cell}.")

@@ -21,9 +21,11 @@ from holdfast.actors.runtime.faults import AccountAway
 from holdfast.actors.runtime.journaled import Commit, JournaledActor, Turn
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.sign_in.messages import (
+    AddressGiven,
     AdmitOrigin,
     CodeIssued,
     CountWrongToken,
+    GiveAddress,
     OriginAdmitted,
     RequestCode,
     SignedIn,
@@ -50,11 +52,13 @@ from holdfast.ledger.sign_in_codes import (
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit
 from holdfast.persistence.queries.loading import LoadedSignIn
+from holdfast.persistence.queries.moves import sha256_of_email
 from holdfast.persistence.records.rows import (
     AccountChangeRow,
     AccountHead,
     AccountKeptRow,
     AccountRow,
+    GivenEmailRow,
     Row,
     SessionRow,
     SignInRow,
@@ -64,7 +68,7 @@ from holdfast.telemetry.reports.conditions import LOCKOUTS, Conditions
 
 R = TypeVar("R")
 
-SignInCommand: TypeAlias = AdmitOrigin | CountWrongToken | RequestCode | VerifyCode
+SignInCommand: TypeAlias = AdmitOrigin | CountWrongToken | GiveAddress | RequestCode | VerifyCode
 
 NEW = "addresses without an account"
 _ORIGIN_DIGITS = 16
@@ -156,6 +160,8 @@ class SignInActor(JournaledActor):
                 return self._request_code(message)
             case VerifyCode():
                 return self._verify_code(message)
+            case GiveAddress():
+                return self._give_address(message)
             case _:
                 assert_never(message)
 
@@ -243,6 +249,15 @@ class SignInActor(JournaledActor):
         rows.append(SessionRow(self._account_id, session_id, token_sha256, at, expires_at))
         reply = SignedIn(self._account_id, email, self._role, session_id, token, expires_at, was_kept=bool(fences))
         return self._change(self._codes, reply, at, *rows, fences=fences)
+
+    async def _give_address(self, command: GiveAddress) -> Turn[AddressGiven]:
+        """Its codes and this share a fence: an account is opened before, and then found, or not at all."""
+        at = self._now()
+        loaded = await self._load(self._key)
+        if loaded.account_id is not None or loaded.is_away:
+            raise AccountAway("the address has an account, or was given away")
+        given = GivenEmailRow(sha256_of_email(self._email), command.cell, at)
+        return self._change(self._codes, AddressGiven(), at, given)
 
     def _report_lockout(self, refusal: Refusal) -> None:
         """Report a refusal after too many wrong tries, by account or origin; only the owner of the key does."""

@@ -8,7 +8,7 @@ from quart import Response
 
 from holdfast.actors.account.messages import SetAlerts, StopMail
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.forwarding import require_place
+from holdfast.http.kit.other_cells import require_place
 from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
 from holdfast.http.kit.stored_content import INVALID_LINK
 from holdfast.http.kit.values import read_amount
@@ -111,7 +111,7 @@ def _account_of_link(call: Call) -> str | Refusal:
         return INVALID_LINK
     if not call.deps.urls.is_unsubscribe_link(account_ids[0], sigs[0]):
         return INVALID_LINK
-    require_place(call.deps, place_of(account_ids[0]))
+    require_place(call.deps, call.request, place_of(account_ids[0]))
     return account_ids[0]
 
 

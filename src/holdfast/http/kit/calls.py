@@ -39,12 +39,12 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.forms import Form, FormFile, is_form
 from holdfast.http.kit.operator_access import identify
 from holdfast.http.kit.operators import CSRF_HEADER, MAY_ONLY_READ, Operator, OperatorRole
+from holdfast.http.kit.other_cells import require_here
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.kit.values import read_idempotency_key, read_restart_wait
 from holdfast.ledger.api_keys import SCOPES, TASKS_READ, lacking_scope
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.credentials import SessionRecord, find_api_keys, find_sessions
-from holdfast.persistence.queries.moves import refusal_of_missing
 from holdfast.persistence.queries.replies import find_reply
 from holdfast.persistence.records.key_rows import ApiKeyRecord
 from holdfast.persistence.records.rows import AccountChange, IdempotencyProbe
@@ -326,6 +326,7 @@ class Call:
     def drop_body(self) -> None:
         """Forget the body, of which a request that waits for long has no use any more."""
         self.raw, self.json, self.files, self._body = b"", {}, (), None
+        self.request.kept_body = None
         self.release_body()
 
     def release_body(self) -> None:
@@ -437,8 +438,8 @@ class Call:
         caller = self._valid(lookup.found, self.deps.now())
         if not isinstance(caller, Refusal):
             self._admit(caller)
-        elif lookup.found is None:
-            return await self.read(partial(refusal_of_missing, refusal=caller, place=self.bearer.place))
+        elif lookup.found is None and self.bearer.place is not None:
+            await require_here(self.deps, self.request, self.bearer.place)
         return caller
 
     def _valid(self, found: Any, now: datetime) -> Caller | Refusal:
@@ -515,12 +516,11 @@ class Call:
 
     async def ask(self, ref: AskRef, command: Command[T]) -> T | Refusal:
         """Ask an actor, as the header ``Restart-Wait`` says. Raises its faults, which are in the error table."""
-        deadline_s = self.deps.settings.ask_deadline_s
-        sent = self.request.sent[b"restart-wait"]
-        if not sent:
-            return await ref.ask(command, deadline_s=deadline_s)
-        deadline_s, while_down = read_restart_wait(sent, deadline_s)
-        return await ref.ask(command, deadline_s=deadline_s, while_down=while_down)
+        deadline_s, sent = self.deps.settings.ask_deadline_s, self.request.sent[b"restart-wait"]
+        deadline_s, while_down = read_restart_wait(sent, deadline_s) if sent else (deadline_s, "queue")
+        reply = await ref.ask(command, deadline_s=deadline_s, while_down=while_down)
+        self.request.had_effect |= not isinstance(reply, Refusal)
+        return reply
 
     async def act(self, command: Command[T]) -> T | Refusal:
         """Ask the caller's account, in the name of the API key if the caller is one. Raises as :meth:`ask` does."""

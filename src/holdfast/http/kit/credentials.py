@@ -103,25 +103,16 @@ def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> 
     if wanted is not None and kind != wanted:
         return NEEDS_SESSION if wanted == "session" else NEEDS_API_KEY
     if kind == "session" and _SESSION_TOKEN.fullmatch(token):
-        return Bearer("session", digest(token), place_carried_by(token[4 : 4 + PLACE_DIGITS]))
+        return Bearer("session", digest(token), place_carried_by(token[len("hst_") :][:PLACE_DIGITS]))
     if kind == "api_key" and is_api_key(token):
-        return Bearer(
-            "api_key", digest(token), place_carried_by(token[-_CHECKSUM_CHARS - PLACE_DIGITS : -_CHECKSUM_CHARS])
-        )
+        return Bearer("api_key", digest(token), place_carried_by(token[:-_CHECKSUM_CHARS]))
     return INVALID_SESSION if kind == "session" else INVALID_API_KEY
 
 
 def place_of_credential(authorization: Sequence[str]) -> int | None:
     """Return the place that a request's credential carries; None for another credential or none."""
-    match = _AUTHORIZATION.fullmatch(authorization[0]) if len(authorization) == 1 else None
-    token = "" if match is None else match[1]
-    if _SESSION_TOKEN.fullmatch(token):
-        digits = token[len("hst_") :][:PLACE_DIGITS]
-    elif is_api_key(token):
-        digits = token[:-_CHECKSUM_CHARS][-PLACE_DIGITS:]
-    else:
-        return None
-    return place_carried_by(digits)
+    found = read_bearer(authorization, None)
+    return None if isinstance(found, Refusal) else found.place
 
 
 def key_prefix_sent(authorization: Sequence[str]) -> str | None:
@@ -234,6 +225,10 @@ class KeyCache:
         self._known[sha256] = known
         if len(self._known) > self._entries_max:
             self._known.popitem(last=False)
+
+    def forget(self, sha256: bytes) -> None:
+        """Read the key again before its next use."""
+        self._known.pop(sha256, None)
 
     def __len__(self) -> int:
         return len(self._known)

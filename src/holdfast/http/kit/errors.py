@@ -104,9 +104,6 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "account_moving": ErrorRow(
         503, API, "the account is being moved to another database; nothing was changed", retry_after_s=1
     ),
-    "account_moved": ErrorRow(
-        421, API, "the account is in the cell that `message` names; nothing was changed", final=True
-    ),
     "rate_limit_exceeded": ErrorRow(
         429,
         RATE_LIMIT,

@@ -1,17 +1,19 @@
 """Requests that belong to another cell: which they are, and how that cell is asked for the response.
 
 A credential or an id in the path names a place, so most requests are sent on before their body is read. What names
-its account in its body raises :class:`OfAnotherCell` once that is known; its body has been kept for that. A request
-is sent on once: it carries the sender's signature, and a cell that finds it wrong again answers 503.
+its account in its body, and what is missing here, raises :class:`~holdfast.http.kit.other_cells.OfAnotherCell` once
+that is known; its body has been kept for that. Each time a request carries the sender's signature with the reason.
 
 Only the cells in the list are called, at the path that the client asked for. The client's address is reported in
-the header that the settings name, so the cells trust each other's machines as they trust a proxy.
+the header that the settings name, so the cells trust each other's machines as they trust a proxy. A certificate of
+a cell is checked by the authorities of the system, or by those of OpenSSL's ``SSL_CERT_FILE``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -20,20 +22,24 @@ import msgspec
 import structlog
 import trio
 from quart import Response
+from quart.wrappers.response import DataBody
 from werkzeug.datastructures import Headers
 
+from holdfast.actors.runtime.faults import AccountAway
 from holdfast.http.kit.calls import BY_BEARER
 from holdfast.http.kit.client_address import client_address
 from holdfast.http.kit.credentials import place_of_credential
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.extensions import ServedPage
+from holdfast.http.kit.other_cells import Hop, NotHere, OfAnotherCell, raise_moved, require_here, require_place
 from holdfast.http.kit.requests import HoldfastRequest
-from holdfast.http.kit.responses import streamed
-from holdfast.http.kit.routes import Route
+from holdfast.http.kit.responses import outcome_response, refusal_response, streamed
+from holdfast.http.kit.routes import Route, is_for_operators
 from holdfast.ledger.cells import Cell
 from holdfast.ledger.ids import place_carried_by
-from holdfast.ledger.refusals import Refusal
-from holdfast.providers.outbound.connection_pool import tls_context
+from holdfast.ledger.refusals import ACCOUNT_MOVING, Refusal
+from holdfast.persistence.queries.moves import find_departed
+from holdfast.persistence.server.lookups import Lookup
 from holdfast.providers.signatures import sign, verify_signature
 
 MARK: Final = "Holdfast-Forwarded"
@@ -51,27 +57,16 @@ _OWN: Final = frozenset({b"x-request-id", b"traceresponse"})
 _SESSION: Final = re.compile(r"\bhst_[A-Za-z0-9_-]{43}", re.ASCII)
 _IN_PATH: Final = ("request_id", "order_id", "file_id", "asset_id")
 
+_KEY: Final = b"idempotency-key"
+_READING: Final = frozenset({"GET", "HEAD"})
+_MISDIRECTED: Final = 421
+"""The status of a response to another cell, which has to look elsewhere."""
+_UNKNOWN: Final = Refusal(
+    code="temporarily_unavailable",
+    message="The outcome is unknown; repeat the request with its Idempotency-Key.",
+)
+
 log = structlog.get_logger(__name__)
-
-
-class OfAnotherCell(Exception):
-    """The request belongs to another cell, as its body says."""
-
-    def __init__(self, cell: Cell) -> None:
-        super().__init__(f"cell {cell.number}")
-        self.cell = cell
-
-
-def require_place(deps: Dependencies, place: int) -> None:
-    """Raise :class:`OfAnotherCell` if a place is not one of this cell."""
-    if deps.cells is not None and (cell := deps.cells.of_place(place)) is not deps.cells.own:
-        raise OfAnotherCell(cell)
-
-
-def require_email(deps: Dependencies, email: str) -> None:
-    """Raise :class:`OfAnotherCell` if another cell knows where an e-mail address has its account."""
-    if deps.cells is not None and (cell := deps.cells.of_email(email)) is not deps.cells.own:
-        raise OfAnotherCell(cell)
 
 
 class Clients:
@@ -87,7 +82,7 @@ class Clients:
             found = self._clients[cell.url] = httpx2.AsyncClient(
                 trust_env=False,
                 follow_redirects=False,
-                verify=tls_context(),
+                verify=ssl.create_default_context(),
                 timeout=httpx2.Timeout(ANSWER_S, connect=CONNECT_S, pool=CONNECT_S),
                 limits=httpx2.Limits(max_connections=connections_max, keepalive_expiry=5.0),
             )
@@ -112,41 +107,113 @@ def place_of_request(request: HoldfastRequest, path: Mapping[str, str], route: R
     return None if named is None else place_carried_by(named)
 
 
-def is_forwarded(deps: Dependencies, request: HoldfastRequest) -> bool:
-    """Whether another cell has sent a request on to this one."""
-    sent = request.sent[MARK.lower().encode()]
-    if not sent or deps.cells is None:
-        return False
-    signed = _signed(deps.cells.own, request)
-    return verify_signature(",".join(sent), signed, [_key(deps)], now=deps.wall()) == "valid"
+async def serve_in_cells(
+    deps: Dependencies,
+    route: Route | ServedPage,
+    request: HoldfastRequest,
+    path: Mapping[str, str],
+    serve: Callable[[], Awaitable[Response]],
+) -> Response:
+    """Have a request served by the cell that has what it names, by its head or as is found on the way.
+
+    Operators call each cell themselves.
+    """
+    if is_for_operators(request.path):
+        return await _serve_operator(serve)
+    request.hop = _hop_of(deps, request)
+    request.keeps_body = True
+    place = place_of_request(request, path, route)
+    while True:
+        try:
+            if place is not None and not request.is_settled:
+                require_place(deps, request, place)
+            return await _serve_here(deps, request, place, serve)
+        except AccountAway:
+            return refusal_response(ACCOUNT_MOVING)
+        except NotHere:
+            return Response(b"", status=_MISDIRECTED)
+        except OfAnotherCell as found:
+            for cell in found.cells:
+                answer = await forward(deps, request, cell, found.hop)
+                if answer is not None:
+                    return outcome_response(answer)
+            # It may have come back meanwhile, or it is nowhere.
+            request.is_settled = True
+            if request.is_body_gone:
+                request.body_fault = AccountAway("the body was sent to another cell")
 
 
-async def forward(
-    deps: Dependencies, request: HoldfastRequest, cell: Cell, body: bytes | None = None
-) -> Response | Refusal:
-    """Return another cell's response to a request, whose ``body`` is None if nothing has read it.
+async def _serve_operator(serve: Callable[[], Awaitable[Response]]) -> Response:
+    try:
+        return await serve()
+    except OfAnotherCell as found:
+        [cell, *_] = found.cells
+        message = f"This is of cell {cell.number}; its operators' address is {cell.operators_url}."
+        return refusal_response(Refusal(code="invalid_email", message=message, param="email"))
+
+
+async def _serve_here(
+    deps: Dependencies, request: HoldfastRequest, place: int | None, serve: Callable[[], Awaitable[Response]]
+) -> Response:
+    """Serve a request here. Raises as :func:`require_here` does if what it names is not here, or not any more."""
+    try:
+        response = await serve()
+    except AccountAway:
+        if place is not None:
+            await require_here(deps, request, place)
+        raise
+    is_missing = response.status_code == 404
+    if request.caller is None:
+        if is_missing and place is not None:
+            await require_here(deps, request, place)
+    elif (is_missing or request.method in _READING) and isinstance(response.response, DataBody):
+        # Rows may have been read when the account had just departed.
+        departed = Lookup(find_departed, request.caller)
+        await deps.access.lookups.run(departed)
+        if departed.found is not None:
+            if departed.found.is_closed:
+                raise AccountAway("the account departed while the request was served")
+            raise_moved(deps, request, departed.found.cell)
+    return response
+
+
+async def forward(deps: Dependencies, request: HoldfastRequest, cell: Cell, hop: Hop) -> Response | Refusal | None:
+    """Return another cell's response to a request; None if it does not have what that names.
 
     Refuses with ``temporarily_unavailable``, and says whether the cell may have got it.
     """
-    if is_forwarded(deps, request):
+    if hop <= request.hop:
         log.error("the cells disagree where a request belongs", path=request.path, cell=cell.number)
         message = "The parts of the service do not agree who serves this; try again later."
         return Refusal(code="temporarily_unavailable", message=message)
+    if request.had_effect or request.is_body_gone:
+        return _UNKNOWN
     client = deps.state(Clients).client_for(cell, deps.settings.waiting_max)
-    has_body = bool(request.content_length or request.sent[b"transfer-encoding"])
-    content = body if body is not None else _parts(request) if has_body else None
     url = httpx2.URL(cell.url).copy_with(raw_path=_target(request))
-    sent = httpx2.Request(request.method, url, headers=_headers(deps, request, cell), content=content)
-    try:
-        answer = await client.send(sent, stream=True)
-    except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as fault:
-        log.warning("a cell cannot be reached", cell=cell.number, reason=type(fault).__name__)
-        message = "The part of the service that has this account is away; try again later."
-        return Refusal(code="temporarily_unavailable", message=message)
-    except httpx2.HTTPError as fault:
-        log.warning("a cell's answer was lost", cell=cell.number, reason=type(fault).__name__)
-        message = "The outcome is unknown; repeat the request with its Idempotency-Key."
-        return Refusal(code="temporarily_unavailable", message=message)
+    headers = _headers(deps, request, cell, hop)
+    has_body = bool(request.content_length or request.sent[b"transfer-encoding"])
+    content = request.kept_body if request.kept_body is not None else _parts(request) if has_body else None
+    # The connection may have been closed while it was kept for the next request.
+    tries = 2 if content is request.kept_body and (request.method in _READING or request.sent[_KEY]) else 1
+    while True:
+        tries -= 1
+        try:
+            answer = await client.send(
+                httpx2.Request(request.method, url, headers=headers, content=content), stream=True
+            )
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as fault:
+            log.warning("a cell cannot be reached", cell=cell.number, reason=type(fault).__name__)
+            message = "The part of the service that has this account is away; try again later."
+            return Refusal(code="temporarily_unavailable", message=message)
+        except httpx2.HTTPError as fault:
+            if tries and isinstance(fault, httpx2.NetworkError | httpx2.RemoteProtocolError):
+                continue
+            log.warning("a cell's answer was lost", cell=cell.number, reason=type(fault).__name__)
+            return _UNKNOWN
+        break
+    if answer.status_code == _MISDIRECTED:
+        await answer.aclose()
+        return None
     # Of the two ids of this request the client gets the one that is in the response's body.
     request.id = answer.headers.get("x-request-id", request.id)
     response = streamed(_body_of(answer), {}, status=answer.status_code)
@@ -162,20 +229,22 @@ async def forward(
 
 
 async def forward_to_each(
-    deps: Dependencies, request: HoldfastRequest, body: bytes, without_effect: type[msgspec.Struct]
+    deps: Dependencies, request: HoldfastRequest, without_effect: type[msgspec.Struct]
 ) -> Response | Refusal | None:
     """Ask the other cells in turn, and return the first response that is not ``without_effect``; None if all are.
 
-    A request that a cell has sent on is not sent again.
+    A request that a cell has sent on for that is not sent again.
     """
-    if deps.cells is None or is_forwarded(deps, request):
+    if deps.cells is None or request.hop >= Hop.MISSED:
         return None
     for cell in deps.cells.all:
         if cell is deps.cells.own:
             continue
-        response = await forward(deps, request, cell, body)
+        response = await forward(deps, request, cell, Hop.MISSED)
         if isinstance(response, Refusal):
             return response
+        if response is None:
+            continue
         async with response.response as parts:
             content = b"".join([part async for part in parts])
         if response.status_code != 200 or not _is(content, without_effect):
@@ -201,12 +270,12 @@ async def _body_of(answer: httpx2.Response) -> AsyncIterator[AsyncIterator[bytes
 
 
 async def _parts(request: HoldfastRequest) -> AsyncIterator[bytes]:
-    """Yield the body as it comes; the other cell limits it."""
+    """Yield the body as it comes; the other cell limits it. It is sent once."""
     while (part := await request.read_part(None)) is not None:
         yield part
 
 
-def _headers(deps: Dependencies, request: HoldfastRequest, cell: Cell) -> list[tuple[bytes, bytes]]:
+def _headers(deps: Dependencies, request: HoldfastRequest, cell: Cell, hop: Hop) -> list[tuple[bytes, bytes]]:
     settings = deps.settings
     kept = [each for each in request.scope["headers"] if each[0] not in _CONNECTION | _REPLACED]
     peer = request.scope.get("client")
@@ -219,7 +288,7 @@ def _headers(deps: Dependencies, request: HoldfastRequest, cell: Cell) -> list[t
         kept.append((b"forwarded", f"for={shown}".encode()))
     elif address is not None:
         kept.append((b"x-forwarded-for", str(address).encode()))
-    mark = sign(_key(deps), _signed(cell, request), at=int(deps.wall().timestamp()))
+    mark = sign(_key(deps), _signed(cell, request, hop), at=int(deps.wall().timestamp()))
     host = httpx2.URL(cell.url).netloc
     return [(b"host", host), *kept, (MARK.lower().encode(), mark.encode())]
 
@@ -229,8 +298,24 @@ def _target(request: HoldfastRequest) -> bytes:
     return request.scope["raw_path"] + (b"?" + query if query else b"")
 
 
-def _signed(cell: Cell, request: HoldfastRequest) -> bytes:
-    return f"{cell.number} {request.method} ".encode() + _target(request)
+def _hop_of(deps: Dependencies, request: HoldfastRequest) -> int:
+    """Return the reason for which another cell has sent a request on to this one; 0 if none has."""
+    assert deps.cells is not None
+    sent, own = ",".join(request.sent[MARK.lower().encode()]), deps.cells.own
+    if not sent:
+        return 0
+    return next(
+        (
+            hop
+            for hop in Hop
+            if verify_signature(sent, _signed(own, request, hop), [_key(deps)], now=deps.wall()) == "valid"
+        ),
+        0,
+    )
+
+
+def _signed(cell: Cell, request: HoldfastRequest, hop: Hop) -> bytes:
+    return f"{cell.number} {hop.name} {request.method} ".encode() + _target(request)
 
 
 def _key(deps: Dependencies) -> str:

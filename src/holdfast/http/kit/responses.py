@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from typing import Final, TypeVar, cast
 
 import msgspec
@@ -34,8 +33,7 @@ from holdfast.http.kit.requests import UNLESS_SET, HoldfastRequest, current_requ
 from holdfast.http.kit.routes import BodyResponse, Media, Outcome, Parameter, Route
 from holdfast.http.kit.values import unknown_parameter
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.refusals import ACCOUNT_MOVING, Refusal
-from holdfast.persistence.queries.moves import refusal_of_missing
+from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.telemetry.refused_requests import RefusedRequests
 from holdfast.telemetry.scrubbing import scrub
@@ -120,8 +118,9 @@ async def handle(call: Call, route: Route) -> Outcome:
     try:
         return await route.handler(call)
     except AccountAway:
-        place = None if call.bearer is None else call.bearer.place
-        return await call.read(partial(refusal_of_missing, refusal=ACCOUNT_MOVING, place=place))
+        if call.bearer is not None:
+            call.deps.access.key_cache.forget(call.bearer.sha256)
+        raise
     except UnreadableRow as fault:
         if call.operator is None:
             raise

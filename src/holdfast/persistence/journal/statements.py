@@ -414,6 +414,7 @@ STATEMENTS: tuple[RowStatement, ...] = (
     ),
     RowStatement(tables.sign_ins, rows.SignInRow).update(),
     RowStatement(tables.sign_ins, rows.SignInDeletedRow).delete(),
+    RowStatement(tables.given_emails, rows.GivenEmailRow).upsert(),
     RowStatement(tables.idempotency_records, rows.IdempotencyRow).upsert(),
     RowStatement(tables.outbox, rows.OutboxRow).insert(),
     RowStatement(tables.outbox, rows.OutboxOutcomeRow).update(["account_id", "event_id", "attempts", "round_at"]),

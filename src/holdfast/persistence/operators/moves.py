@@ -69,8 +69,9 @@ OF_THE_CELL: Final = frozenset(
         "coupons",
         # Content is copied with its store, before its rows.
         "contents",
-        "account_moves", "audit_differences", "audit_progress", "check_callbacks", "journal_batches", "moving_rows",
-        "operator_sessions", "poison_messages", "processes", "receipt_series", "reports", "service_clock",
+        "account_moves", "audit_differences", "audit_progress", "check_callbacks", "given_emails",
+        "journal_batches", "moving_rows", "operator_sessions",
+        "poison_messages", "processes", "receipt_series", "reports", "service_clock",
         "silent_receivers", "singletons", "statement_keys",
     }
 )  # fmt: skip

@@ -18,7 +18,7 @@ from holdfast.ledger.public_types import Role
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.credentials import live_api_keys
 from holdfast.persistence.queries.lots import read_lot_amounts
-from holdfast.persistence.queries.moves import is_email_away
+from holdfast.persistence.queries.moves import find_email
 from holdfast.persistence.queries.spending import (
     GROUPS_OF_ACCOUNT,
     LIMITS_OF_ACCOUNT,
@@ -69,7 +69,7 @@ class LoadedSignIn(msgspec.Struct, frozen=True):
     account_version: int = 0
     closes_at: datetime | None = None
     is_away: bool = False
-    """The account with the address is in another cell."""
+    """The account with the address is in another cell, or would be."""
 
 
 class RowMissing(Exception):
@@ -221,7 +221,8 @@ def load_sign_in(connection: Connection, key: str) -> LoadedSignIn:
             ).where(tables.accounts.c.email == key.removeprefix("email:"))
         ).one_or_none()
     if account is None:
-        is_away = key.startswith("email:") and is_email_away(connection, key.removeprefix("email:"))
+        found = find_email(connection, key.removeprefix("email:")) if key.startswith("email:") else None
+        is_away = found is not None and (found.away is not None or found.given_to is not None)
         return LoadedSignIn(version, state, None, None, is_disabled=False, is_away=is_away)
     return LoadedSignIn(
         version,

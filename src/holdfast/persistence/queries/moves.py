@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
-from holdfast.ledger.refusals import ACCOUNT_MOVING, Refusal, account_moved
-from holdfast.persistence.records.tables import account_moves
+from holdfast.persistence.records.tables import account_moves, accounts, given_emails
 
 
 class Away(NamedTuple):
@@ -16,6 +16,14 @@ class Away(NamedTuple):
 
     cell: int
     is_closed: bool
+
+
+class FoundEmail(NamedTuple):
+    """Whether an e-mail address has an account here, or where it is, or the cell that would open one."""
+
+    is_here: bool
+    away: Away | None = None
+    given_to: int | None = None
 
 
 _AWAY = account_moves.c.state.in_(("closed", "moved"))
@@ -32,20 +40,32 @@ def find_away(rows: Connection, place: int) -> Away | None:
     return Away(found[0].cell, any(row.state == "closed" for row in found)) if found else None
 
 
-def refusal_of_missing(rows: Connection, *, refusal: Refusal, place: int | None) -> Refusal:
-    """Return the refusal of what was not found, or where the accounts of its place are that were moved away."""
-    away = None if place is None else find_away(rows, place)
-    if away is None:
-        return refusal
-    return ACCOUNT_MOVING if away.is_closed else account_moved(away.cell)
+def find_departed(rows: Connection, account_ids: Sequence[str]) -> dict[str, Away]:
+    """Return where accounts are that were moved away from here."""
+    query = select(account_moves.c.account_id, account_moves.c.cell, account_moves.c.state)
+    found = rows.execute(query.where(account_moves.c.account_id.in_(account_ids), _AWAY))
+    return {row.account_id: Away(row.cell, row.state == "closed") for row in found}
 
 
-def is_email_away(rows: Connection, email: str) -> bool:
-    """Whether the account of an e-mail address was moved away, or is closed for that."""
-    found = rows.scalar(
-        select(account_moves.c.account_id).where(account_moves.c.email_sha256 == sha256_of_email(email), _AWAY)
-    )
-    return found is not None
+def find_email_away(rows: Connection, email: str) -> Away | None:
+    """Return where the account of an e-mail address is that was moved away; None if none was."""
+    query = select(account_moves.c.cell, account_moves.c.state)
+    found = rows.execute(query.where(account_moves.c.email_sha256 == sha256_of_email(email), _AWAY)).first()
+    return None if found is None else Away(found.cell, found.state == "closed")
+
+
+def cell_given_email(rows: Connection, email: str) -> int | None:
+    """Return the cell that an e-mail address of this one was given to."""
+    of_email = given_emails.c.email_sha256 == sha256_of_email(email)
+    return rows.scalar(select(given_emails.c.cell).where(of_email))
+
+
+def find_email(rows: Connection, email: str) -> FoundEmail:
+    """Return what this cell knows of an e-mail address."""
+    is_here = rows.scalar(select(accounts.c.id).where(accounts.c.email == email)) is not None
+    if is_here:
+        return FoundEmail(is_here)
+    return FoundEmail(is_here, find_email_away(rows, email), cell_given_email(rows, email))
 
 
 def sha256_of_email(email: str) -> bytes:

@@ -50,6 +50,13 @@ account_moves = table(
     index("ix_account_moves_email", "email_sha256", where="state in ('closed', 'moved')"),
 )
 
+given_emails = table(
+    "given_emails",
+    ["email_sha256"],
+    # The e-mail addresses, of a former range of this cell, that were given to the cell that has the range now.
+    *columns(email_sha256=bytes, cell=Int16, at=datetime),
+)
+
 moving_rows = table(
     "moving_rows",
     ["account_id", "move_id", "table_name", "position"],

@@ -17,6 +17,13 @@ create table account_moves (
 create index ix_account_moves_away on account_moves (place) where state in ('closed', 'moved');
 create index ix_account_moves_email on account_moves (email_sha256) where state in ('closed', 'moved');
 
+create table given_emails (
+    email_sha256 bytea not null,
+    cell smallint not null,
+    at timestamptz not null,
+    constraint pk_given_emails primary key (email_sha256)
+);
+
 create table moving_rows (
     account_id text not null,
     move_id text not null,
