@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.clients import until
 from tests.haproxy_process import Proxy, haproxy
@@ -20,6 +21,13 @@ from holdfast.settings.settings import load_settings
 from .service_process import OPERATOR_TOKEN, SERVER_KEY, Service, new_folder, start_together
 
 EVERY_S = "0.2"
+
+
+class Ranges(NamedTuple):
+    """The places of a cell: those that it has, and former ones of which it has accounts still."""
+
+    now: str
+    former: str = ""
 
 
 @dataclass
@@ -35,15 +43,15 @@ class RunningCells:
         """Return host and port of a cell, which is the name of its server in HAProxy."""
         return f"127.0.0.1:{self.services[number - 1].environment['HOLDFAST_PORT']}"
 
-    def list_cells(self, places: Sequence[str]) -> None:
+    def list_cells(self, ranges: Sequence[Ranges]) -> None:
         """Write the list of so many cells, each with its places, and the e-mail addresses of the same."""
-        self.listed.write_text(
-            "".join(
-                f'[[cell]]\nnumber = {number}\nplaces = "{each}"\nemails = "{each}"\n'
-                f'url = "http://{self.address_of(number)}"\noperators_url = "http://{self.address_of(number)}"\n'
-                for number, each in enumerate(places, 1)
-            )
-        )
+        lines = []
+        for number, each in enumerate(ranges, 1):
+            url = f"http://{self.address_of(number)}"
+            lines.append(f'[[cell]]\nnumber = {number}\nurl = "{url}"\noperators_url = "{url}"\n')
+            lines += [f'{name} = "{each.now}"\n' for name in ("places", "emails")]
+            lines += [f'former_{name} = "{each.former}"\n' for name in ("places", "emails")]
+        self.listed.write_text("".join(lines))
 
     def read_list(self) -> Cells:
         """Return the cells as the first one sees them."""
@@ -96,9 +104,9 @@ class RunningCells:
 
 
 @contextmanager
-def running_cells(catalog: Path, places: Sequence[str], *, more: int = 0) -> Iterator[RunningCells]:
-    """Run cells with these places; HAProxy also knows the servers of so many ``more``, which do not run yet."""
-    count = len(places) + more
+def running_cells(catalog: Path, ranges: Sequence[Ranges], *, more: int = 0) -> Iterator[RunningCells]:
+    """Run cells with these ranges; HAProxy also knows the servers of so many ``more``, which do not run yet."""
+    count = len(ranges) + more
     folders = [new_folder() for _ in range(count + 1)]
     listening = socket.create_server(("127.0.0.1", 0))
     listed = folders[-1] / "cells.toml"
@@ -119,10 +127,10 @@ def running_cells(catalog: Path, places: Sequence[str], *, more: int = 0) -> Ite
     try:
         with haproxy(folders[-1] / "haproxy", servers, listening, cells=count) as proxy:
             cells = RunningCells(services, listed, proxy)
-            cells.list_cells(places)
+            cells.list_cells(ranges)
             try:
-                start_together(services[: len(places)])
-                for number in range(1, len(places) + 1):
+                start_together(services[: len(ranges)])
+                for number in range(1, len(ranges) + 1):
                     cells.follow(number)
                 yield cells
                 assert {each.stop() for each in services if each.is_alive()} == {0}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -20,13 +22,16 @@ from holdfast.ledger.ids import place_of
 
 from .load import Witness
 from .quiet_provider import MODEL, QuietProvider, quiet_provider, signed
-from .running_cells import RunningCells, running_cells
+from .running_cells import Ranges, RunningCells, running_cells
 from .service_process import OPERATOR_TOKEN
 
 pytestmark = [needs("haproxy"), pytest.mark.slow]
 
-PLACES = ("000-555", "556-aaa", "aab-fff")
+THREE = (Ranges("000-555"), Ranges("556-aaa"), Ranges("aab-fff"))
+GIVEN = range(0x400, 0x556)
+FOUR = (Ranges("000-3ff", "400-555"), *THREE[1:], Ranges("400-555"))
 CREDIT = "5000.00"
+CLIENTS = 20
 OPERATORS = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
 NUMBERS = count()
 
@@ -44,7 +49,7 @@ def provider() -> Iterator[QuietProvider]:
 def cells(provider: QuietProvider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCells]:
     """Three cells that run, and the server of a fourth."""
     catalog = provider.write_catalog(tmp_path_factory.mktemp("catalog"))
-    with running_cells(catalog, PLACES, more=1) as found:
+    with running_cells(catalog, THREE, more=1) as found:
         yield found
 
 
@@ -188,18 +193,98 @@ async def test_while_a_cell_is_killed_and_restarted_the_others_answer_everything
     audit(cells, tmp_path, 1, 2, 3)
 
 
+class Clients:
+    """Programs of one customer that create tasks through HAProxy, each until it is answered."""
+
+    def __init__(self, customer: Customer) -> None:
+        self.customer = customer
+        self.created: dict[str, str] = {}
+        self.codes: Counter[str] = Counter()
+        self.is_stopping = False
+
+    async def work(self, lane: int) -> None:
+        """Create one task after the other, and read it."""
+        for turn in count():
+            key = f"{lane}-{turn}"
+            await until(partial(self._create, key))
+            if self.is_stopping:
+                return
+
+    async def _create(self, key: str) -> bool:
+        answer = await self.customer.create(key=key)
+        if answer.status_code != 200:
+            self.codes[code_of(answer)] += 1
+            return False
+        self.created[key] = request_id = answer.json()["request_id"]
+        found = await self.customer.as_key("GET", f"/v2/task/{request_id}")
+        assert found.status_code == 200 or code_of(found) == "account_moving"
+        return True
+
+    async def turns(self, many: int) -> None:
+        """Wait until each client has created so many more tasks on average."""
+        enough = len(self.created) + many * CLIENTS
+
+        async def is_enough() -> bool:
+            return len(self.created) >= enough
+
+        await until(is_enough, within_s=180)
+
+    async def settle(self, at: httpx2.AsyncClient) -> None:
+        """All that was answered is there, once, wherever it is asked for."""
+        customer = replace(self.customer, http=at)
+        tasks = await customer.tasks()
+        assert set(tasks) == set(self.created.values())
+        assert len(tasks) == len(self.created)
+        spent = Decimal(len(tasks))
+        assert await customer.totals() == Totals(Decimal(CREDIT), spent, Decimal(CREDIT) - spent)
+
+
+async def test_an_account_moves_under_load_behind_haproxy(
+    cells: RunningCells, http: list[httpx2.AsyncClient], new_customer: NewCustomer, tmp_path: Path
+) -> None:
+    for number in (1, 2, 3):
+        await cells.is_mapped(number)
+    customer, neighbour = await new_customer(1), Witness(await new_customer(3), seed=3, pause_s=0.05)
+    for each in (customer, neighbour.customer):
+        await each.recharge(CREDIT)
+    clients = Clients(customer)
+    there = cells.write_env(2, tmp_path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(neighbour.work)
+        for lane in range(CLIENTS):
+            nursery.start_soon(clients.work, lane)
+        await clients.turns(2)
+        move = partial(cells.run, "move-account", customer.account_id, "--to", str(there))
+        said = await trio.to_thread.run_sync(move)
+        assert said.endswith(f"{customer.account_id} is in cell 2\n")
+        await clients.turns(3)
+        clients.is_stopping = neighbour.is_stopping = True
+    assert set(clients.codes) <= {"account_moving"}
+    for door in http[:4]:
+        await clients.settle(door)
+    again = Customer(http[0], email=customer.email)
+    await again.sign_in()
+    assert again.account_id == customer.account_id
+    assert neighbour.turned_away == []
+    assert set(neighbour.created) == set(neighbour.keys)
+    audit(cells, tmp_path, 1, 2, 3)
+
+
 async def test_a_fourth_cell_is_added_to_the_running_service(
     cells: RunningCells, http: list[httpx2.AsyncClient], new_customer: NewCustomer, tmp_path: Path
 ) -> None:
     for number in (1, 2, 3):
         await cells.is_mapped(number)
     witnesses = [Witness(await new_customer(number), seed=number, pause_s=0.05) for number in (1, 2, 3)]
-    for witness in witnesses:
-        await witness.customer.recharge(CREDIT)
+    early = await new_customer(1)
+    while not all(place_of(each) in GIVEN for each in (early.email, early.account_id)):
+        early = await new_customer(1)
+    for customer in (early, *(each.customer for each in witnesses)):
+        await customer.recharge(CREDIT)
     async with trio.open_nursery() as nursery:
         for witness in witnesses:
             nursery.start_soon(witness.work)
-        cells.list_cells((*PLACES, ""))
+        cells.list_cells(FOUR)
         await trio.to_thread.run_sync(cells.services[3].start)
         cells.follow(4)
         for number in (1, 2, 3):
@@ -215,6 +300,17 @@ async def test_a_fourth_cell_is_added_to_the_running_service(
             witness.is_stopping = True
     for witness in witnesses:
         await witness.hold_to_it()
+    # What was opened in its places before is found where it is, and new accounts are here.
+    again = Customer(http[0], email=early.email)
+    await again.sign_in()
+    assert again.account_id == early.account_id
+    for door in http:
+        ok(await replace(early, http=door).create(key="twice"))
+    assert len(await early.tasks()) == 1
+    late = await new_customer(4)
+    await cells.is_mapped(4)
+    for door in http:
+        ok(await replace(late, http=door).as_session("GET", "/v2/control/account"))
     shown = ok(await http[4].get("/ops/api/cells", headers=OPERATORS))["data"]
     assert [(each["number"], each["is_reached"]) for each in shown] == [(1, True), (2, True), (3, True), (4, True)]
     audit(cells, tmp_path, 1, 2, 3, 4)

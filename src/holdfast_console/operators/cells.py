@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Final
+
+from sqlalchemy import Connection
 
 from holdfast.http.endpoints.operators.cells import CellList, list_cells
 from holdfast.http.endpoints.sign_in import read_email
 from holdfast.http.kit.calls import Auth
-from holdfast.ledger.cells import Cell
+from holdfast.ledger.cells import Cell, Cells
 from holdfast.ledger.ids import place_carried_by, place_of
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.belonging import what_belongs_to
-from holdfast.persistence.queries.moves import find_away
+from holdfast.persistence.queries.moves import Away, find_away, find_email_away
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast_console.rendering import Html
 from holdfast_console.views import ViewResult, ViewTable, Visit
@@ -29,32 +31,35 @@ async def cells(visit: Visit) -> ViewResult:
     return Html("cells.html", {"cells": await visit.read(list_cells, CellList)})
 
 
-async def cell_elsewhere(visit: Visit, sought: str) -> Cell | None:
-    """Return the other cell to which an id or an e-mail address leads, None if there is none.
+async def cells_elsewhere(visit: Visit, sought: str) -> Sequence[Cell]:
+    """Return the other cells that may have what an id or an e-mail address names; none if it is here, or unknown.
 
-    What was moved here belongs to this one. While the database is away it is not known.
+    While the database is away it is not known.
     """
-    with suppress(DatabaseAway):
-        return await _find(visit, sought)
-    return None
-
-
-async def _find(visit: Visit, sought: str) -> Cell | None:
     cells = visit.call.deps.cells
     if cells is None:
-        return None
+        return ()
+    try:
+        return await visit.call.read(lambda rows: _elsewhere(rows, cells, sought))
+    except DatabaseAway:
+        return ()
+
+
+def _elsewhere(rows: Connection, cells: Cells, sought: str) -> Sequence[Cell]:
+    away: Away | None = None
     if "@" in sought:
         email = read_email(sought)
-        found = cells.own if isinstance(email, Refusal) else cells.of_email(email)
+        if isinstance(email, Refusal):
+            return ()
+        found, away = cells.of_email(email), find_email_away(rows, email)
     elif sought.startswith(("acct_", *CARRYING)):
         place = place_carried_by(sought) if sought.startswith(CARRYING) else place_of(sought)
-        found = cells.of_place(place)
-        if found is cells.own:
-            away = await visit.call.read(lambda rows: find_away(rows, place))
-            found = found if away is None else cells.of_number(away.cell) or found
+        found, away = cells.of_place(place), find_away(rows, place)
     else:
-        return None
-    if found is cells.own:
-        return None
-    belonging = await visit.call.read(lambda rows: what_belongs_to(rows, sought, digits=None, key_prefix=None))
-    return found if belonging.email is None else None
+        return ()
+    moved_to = None if away is None else cells.of_number(away.cell)
+    others = dict.fromkeys(found if moved_to is None else (moved_to, *found))
+    others.pop(cells.own, None)
+    if not others or what_belongs_to(rows, sought, digits=None, key_prefix=None).email is not None:
+        return ()
+    return [*others]
