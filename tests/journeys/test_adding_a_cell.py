@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -64,10 +63,10 @@ class Pair:
 
 
 @pytest.fixture
-def pair(new_service: NewService, tmp_path: Path) -> Iterator[Pair]:
-    return_ = Pair(new_service, tmp_path)
-    return_.one.start()
-    yield return_
+def pair(new_service: NewService, tmp_path: Path) -> Pair:
+    found = Pair(new_service, tmp_path)
+    found.one.start()
+    return found
 
 
 def email_of_half(half: int, name: str) -> str:
