@@ -8,14 +8,16 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from ipaddress import ip_network
+from typing import Any
 
 import httpx2
 import pytest
 
 from holdfast.actors.account.messages import CreateTask, ReceivePaymentEvent, StopMail
+from holdfast.actors.runtime.faults import AccountAway
 from holdfast.actors.sign_in.messages import CodeIssued, OriginAdmitted, RequestCode
 from holdfast.actors.task.messages import ReceiveProviderUpdate, TaskReply
-from holdfast.http.kit.credentials import KnownKey, mint_api_key
+from holdfast.http.kit.credentials import KeyCache, KnownKey, mint_api_key
 from holdfast.http.kit.forwarding import MARK, Clients
 from holdfast.ledger.alerts.alerts import Alerts
 from holdfast.ledger.api_keys import SCOPES
@@ -23,8 +25,9 @@ from holdfast.ledger.cells import Cell, Cells
 from holdfast.ledger.ids import PLACES, new_id, new_id_at, place_of
 from holdfast.ledger.orders.order import OrderResult
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.moves import FoundEmail, find_email
+from holdfast.persistence.queries.moves import Away, FoundEmail, find_departed, find_email
 from holdfast.persistence.queries.orders import NamedOrder
+from holdfast.persistence.server.lookups import Lookup
 from holdfast.providers.signatures import sign
 
 from .fake_actors import FakeDirectory
@@ -99,7 +102,7 @@ async def two(stage: Stage) -> AsyncIterator[tuple[Stage, Stage]]:
     second = another_cell(stage)
     async with stage.serving() as first_url, second.serving() as second_url:
         for number, each in enumerate((stage, second), 1):
-            each.change(cells=cells(number, first_url, second_url), database=OneOrder(None))
+            each.change(cells=cells(number, first_url, second_url), database=OneOrder(None), key_cache=KeyCache())
             each.sign_ins.answer = each.accounts.answer = answer
         async with (
             httpx2.AsyncClient(base_url=first_url, trust_env=False) as first_http,
@@ -241,6 +244,98 @@ async def test_an_operator_signs_in_at_the_cell_of_the_address(two: tuple[Stage,
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_email")
     assert response.json()["error"]["message"].startswith("This is of cell 2; its operators' address is http://127")
     assert first.sign_ins.asked == []
+
+
+class Moves:
+    """Rows and lookups of a cell that has no account any more: all were moved to another one."""
+
+    def __init__(self, away: Away) -> None:
+        self.away = away
+        self.departed: dict[str, Away] = {}
+
+    async def read(self, query: object) -> object:
+        assert isinstance(query, partial)
+        return FoundEmail(is_here=False, away=self.away) if query.func is find_email else self.away
+
+    async def run(self, *lookups: Lookup[Any, Any]) -> None:
+        for lookup in lookups:
+            lookup.found = self.departed.get(lookup.key) if lookup.find is find_departed else None
+
+
+def move_away(stage: Stage, away: Away) -> Moves:
+    moves = Moves(away)
+    stage.change(database=moves, lookups=moves)
+    return moves
+
+
+CREATE = {"model": "studio/image-1", "input": {"prompt": "a lighthouse"}}
+
+
+async def test_a_create_follows_its_account_to_another_cell(two: tuple[Stage, Stage]) -> None:
+    first, second = two
+    moves = move_away(first, Away(2, is_closed=False))
+    account_id = account_in(1)
+    key = mint_api_key(account_id, live=False)
+    known = KnownKey(account_id, "key_1", frozenset(SCOPES))
+    second.deps.access.key_cache.put(key.sha256, known)
+    second.accounts.answer = Refusal(code="insufficient_credit", message="no")
+
+    async def away(_key: str, _command: object) -> object:
+        raise AccountAway("moved")
+
+    first.accounts.answer = away
+    headers = {"Authorization": f"Bearer {key.secret}", "Idempotency-Key": "order-7"}
+    # Its key is looked up before the body is read; or the key is known, and the account finds that it is away.
+    for is_known in (False, True):
+        if is_known:
+            first.deps.access.key_cache.put(key.sha256, known)
+        response = await first.http.post("/v2/task/create", json=CREATE, headers=headers)
+        assert (response.status_code, response.json()["error"]["code"]) == (402, "insufficient_credit")
+        [(asked, command)] = second.accounts.asked
+        assert isinstance(command, CreateTask)
+        assert (asked, command.request.input["prompt"]) == (account_id, "a lighthouse")
+        second.accounts.asked.clear()
+    assert first.deps.access.key_cache.get(key.sha256) is None
+    # The cell that it was sent on to does not look further, whatever its rows say.
+    move_away(second, Away(1, is_closed=False))
+    second.deps.access.key_cache.forget(key.sha256)
+    response = await first.http.post("/v2/task/create", json=CREATE, headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")
+    moves.away = Away(2, is_closed=True)
+    response = await first.http.post("/v2/task/create", json=CREATE, headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "account_moving")
+    assert response.headers["Retry-After"] == "1"
+
+
+async def test_sign_in_follows_an_account_that_was_moved(two: tuple[Stage, Stage]) -> None:
+    first, second = two
+    moves = move_away(first, Away(2, is_closed=False))
+    email = email_in(1)
+    for here in (first, second):
+        response = await here.http.post("/v2/control/auth/otp", json={"email": email})
+        assert response.status_code == 200
+        assert second.sign_ins.asked[-1][0] == f"email:{email}"
+    assert first.sign_ins.asked == []
+    moves.away = Away(2, is_closed=True)
+    closed = await second.http.post("/v2/control/auth/otp", json={"email": email})
+    assert (closed.status_code, closed.json()["error"]["code"]) == (503, "account_moving")
+
+
+async def test_a_link_to_a_task_that_was_moved_reaches_it(two: tuple[Stage, Stage]) -> None:
+    first, second = two
+    move_away(first, Away(2, is_closed=False))
+    first.tasks.answer = Refusal(code="task_not_found", message="no")
+    task = first.task(new_id_at("task", place_of(account_in(1))))
+    second.tasks.answer = TaskReply(task)
+    update = {"event_id": "evt_1", "request_id": task.request_id, "attempt": 1, "status": "processing"}
+    body = json.dumps(update).encode()
+    signature = sign("studio-callback-secret", body, at=int(NOW.timestamp()), key_name="studio")
+    for here in (first, second):
+        response = await here.http.post("/v2/callback", content=body, headers={"X-Callback-Signature": signature})
+        assert (response.status_code, response.json()["request_id"]) == (200, task.request_id)
+        [(key, command)] = second.tasks.asked
+        assert (key, getattr(command, "body", b"")) == (task.request_id, body)
+        second.tasks.asked.clear()
 
 
 async def test_one_database_needs_no_look_at_the_place(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

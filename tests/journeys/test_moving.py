@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 import trio
+from sqlalchemy import text
 from tests.clients import Customer, code_of, loopback_client, ok, until
 from tests.reserved_ports import reserve_port
 
@@ -44,6 +45,10 @@ url = "http://127.0.0.1:{1}"
 operators_url = "http://127.0.0.1:{1}"
 """
 CLIENTS = 20
+_STATES = text(
+    "select state from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() "
+    "and query not ilike 'listen%'"
+)
 RETRIED_S = 0.05
 
 
@@ -148,8 +153,18 @@ class Clients:
 
 @contextmanager
 def frozen(service: Service) -> Iterator[None]:
+    """Freeze a service between two of its transactions: none of its locks is in the way."""
     assert service.process is not None
-    service.process.send_signal(signal.SIGSTOP)
+    with connected(service.database_url) as rows:
+        while True:
+            service.process.send_signal(signal.SIGSTOP)
+            # What it had begun to send is still executed, and may begin a transaction.
+            states = rows.execute(_STATES).scalars().all()
+            while "active" in states:
+                states = rows.execute(_STATES).scalars().all()
+            if "idle in transaction" not in states:
+                break
+            service.process.send_signal(signal.SIGCONT)
     try:
         yield
     finally:

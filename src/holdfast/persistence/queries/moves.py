@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
+from holdfast.ledger.cells import Cells
+from holdfast.ledger.ids import place_of
 from holdfast.persistence.records.tables import account_moves, accounts, given_emails
 
 
@@ -66,6 +68,19 @@ def find_email(rows: Connection, email: str) -> FoundEmail:
     if is_here:
         return FoundEmail(is_here)
     return FoundEmail(is_here, find_email_away(rows, email), cell_given_email(rows, email))
+
+
+def find_unreachable(rows: Connection, cells: Cells) -> list[str]:
+    """Return the accounts here for which no cell would ask this one, by their ids or by their addresses."""
+    own, moves = cells.own, account_moves.c
+    arrived = select(moves.account_id).where(moves.direction == "in", moves.state == "arrived")
+    query = select(accounts.c.id, accounts.c.email, accounts.c.closed_at).where(accounts.c.id.not_in(arrived))
+    return [
+        row.id
+        for row in rows.execute(query, execution_options={"yield_per": 1000})
+        if own not in cells.of_place(place_of(row.id))
+        or (row.closed_at is None and own not in cells.of_email(row.email))
+    ]
 
 
 def sha256_of_email(email: str) -> bytes:
