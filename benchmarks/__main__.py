@@ -23,6 +23,7 @@ PARTS = {
     "pages": "the account's pages: their first bytes, and creates beside open ones",
     "whole": "whole tasks beside a row-lock peer",
     "processes": "creating tasks through one and two processes",
+    "cells": "creates of three cells beside one, and beside one that is killed or gives an account away",
     "readers": "creates beside slow readers of the report stream",
     "follow": "creates beside a followed task",
     "idle": "CPU, transactions and memory of an idle service",
@@ -34,7 +35,7 @@ PARTS = {
     "growth": "costs with large books beside small ones",
     "soak": "memory and markers over an hour of constant load",
 }
-LONG = {"checker", "frozen", "growth", "rolls", "soak"}
+LONG = {"cells", "checker", "frozen", "growth", "rolls", "soak"}
 
 
 def main(arguments: list[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -58,14 +59,22 @@ class Connection:
         return None
 
 
-def run(ports: Sequence[int], request: Callable[[int, int], bytes], *, connections: int, seconds: float) -> Result:
+def run(
+    ports: Sequence[int],
+    request: Callable[[int, int], bytes],
+    *,
+    connections: int,
+    seconds: float,
+    pause_s: float = 0.0,
+) -> Result:
     """Keep ``connections`` busy for ``seconds``, spread evenly over servers on this machine.
 
     ``request(server, n)`` is sent to a server, which is given by its place in ``ports``; every begun request is
-    awaited.
+    awaited. Each connection pauses for so long between a response and its next request.
     """
     result = Result()
     waiting = selectors.DefaultSelector()
+    resting: deque[tuple[float, Connection, int]] = deque()
     begun, sent = time.perf_counter(), 0
     for number in range(connections):
         server = number % len(ports)
@@ -74,7 +83,12 @@ def run(ports: Sequence[int], request: Callable[[int, int], bytes], *, connectio
         connection.send(request(server, sent))
         sent += 1
     while waiting.get_map():
-        for key, _ in waiting.select(timeout=30):
+        now = time.perf_counter()
+        while resting and resting[0][0] <= now:
+            _, connection, server = resting.popleft()
+            connection.send(request(server, sent))
+            sent += 1
+        for key, _ in waiting.select(timeout=max(0.0, resting[0][0] - now) if resting else 30):
             connection, server = key.data
             received = connection.receive()
             if received is None:
@@ -82,12 +96,15 @@ def run(ports: Sequence[int], request: Callable[[int, int], bytes], *, connectio
             status, latency_s = received
             result.statuses[status] = result.statuses.get(status, 0) + 1
             result.latencies_s.append(latency_s)
-            if time.perf_counter() - begun < seconds:
-                connection.send(request(server, sent))
-                sent += 1
-            else:
+            now = time.perf_counter()
+            if now - begun >= seconds:
                 waiting.unregister(connection.socket)
                 connection.socket.close()
+            elif pause_s:
+                resting.append((now + pause_s, connection, server))
+            else:
+                connection.send(request(server, sent))
+                sent += 1
     result.took_s = time.perf_counter() - begun
     result.latencies_s.sort()
     return result

@@ -20,6 +20,8 @@ BIND = ":443 ssl crt /etc/haproxy/certs/ alpn h2,http/1.1"
 PLAIN = "bind :80\n"
 MAP = "/var/lib/holdfast-places/places.map"
 CONTROL = "/run/haproxy/admin.sock"
+LOOK_UP = f"    http-request set-var(txn.server) var(txn.place),map({MAP})\n"
+LAST_SERVER = '    server "${MEMBER_3-10.0.0.7:8000}" "${MEMBER_3-10.0.0.7:8000}"\n'
 START_S = 60.0
 
 
@@ -42,6 +44,10 @@ class Proxy:
     places: Path
     control: Path
     log: Path
+
+    def map_of(self, cell: int) -> Path:
+        """Return the place map of a cell."""
+        return self.places.with_name(f"places{cell}.map")
 
     def served_by(self, path: str) -> list[str]:
         """Return the servers of all requests for a path, in the order in which they ended."""
@@ -66,11 +72,16 @@ class Proxy:
 
 @contextmanager
 def haproxy(
-    folder: Path, servers: Sequence[str], listening: socket.socket, limits: Mapping[str, str] | None = None
+    folder: Path,
+    servers: Sequence[str],
+    listening: socket.socket,
+    limits: Mapping[str, str] | None = None,
+    *,
+    cells: int = 0,
 ) -> Iterator[Proxy]:
-    """Run HAProxy on a socket, which it takes, before three servers (host and port), with an empty place map.
+    """Run HAProxy on a socket, which it takes, before three servers (host and port) or more, with an empty map.
 
-    ``limits`` are changes of the shipped configuration.
+    ``limits`` are changes of the shipped configuration. With ``cells`` each has a map, as docs/scaling.md says.
     """
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
@@ -79,12 +90,18 @@ def haproxy(
         proxy = Proxy(
             f"http://127.0.0.1:{port}", folder / "places.map", folder / "admin.sock", folder / "haproxy.log"
         )
-        proxy.places.touch()
-        changes = {**(limits or {}), **dict(zip(SERVERS, servers, strict=True))}
+        maps = [proxy.map_of(cell) for cell in range(1, cells + 1)]
+        for file in (proxy.places, *maps):
+            file.touch()
+        added = "".join(f"    server {server} {server}\n" for server in servers[len(SERVERS) :])
+        changes = {**(limits or {}), LAST_SERVER: LAST_SERVER + added}
+        if maps:
+            changes[LOOK_UP] = "".join(LOOK_UP.replace(MAP, str(file)) for file in maps)
         changes |= {
+            **dict(zip(SERVERS, servers[: len(SERVERS)], strict=True)),
             BIND: f"fd@{listening.fileno()}",
             PLAIN: f"bind {folder / 'plain.sock'}\n",
-            MAP: str(proxy.places),
+            **({} if maps else {MAP: str(proxy.places)}),
             CONTROL: str(proxy.control),
         }
         file = folder / "haproxy.cfg"

@@ -35,6 +35,7 @@ from holdfast.ledger.catalog.models import (
     Upstream,
 )
 from holdfast.ledger.catalog.terms import Deadlines
+from holdfast.ledger.cells import parse_cells
 from holdfast.providers.media.kinds import kind_rules
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.reports.report import REPORT_KINDS
@@ -164,7 +165,7 @@ def test_python_runs_as_it_is_written(page: Path, service: Service) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [p for p in PAGES if script_of(p, "toml") and p.name not in ("CONTRIBUTING.md", "catalog.md")],
+    [p for p in PAGES if script_of(p, "toml") and p.name not in ("CONTRIBUTING.md", "catalog.md", "scaling.md")],
     ids=named,
 )
 def test_catalog_tables_can_be_added_to_the_shipped_catalog(page: Path, tmp_path: Path) -> None:
@@ -174,6 +175,11 @@ def test_catalog_tables_can_be_added_to_the_shipped_catalog(page: Path, tmp_path
         file.write(script_of(page, "toml"))
     known = load_catalog(None, kind_rules()).models
     assert load_catalog(tmp_path / "catalog" / "catalog.toml", kind_rules()).models.keys() > known.keys()
+
+
+def test_the_list_of_cells_can_be_read() -> None:
+    cells = parse_cells(script_of(ROOT / "docs" / "scaling.md", "toml"))
+    assert [cell.number for cell in cells] == [1, 2]
 
 
 CATALOG_TABLES: dict[str, type[msgspec.Struct]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.extensions import Extension, ServedPage
 from holdfast_console.account.site import SITE as ACCOUNT
 from holdfast_console.operators.site import SITE as OPERATORS
@@ -14,7 +15,12 @@ EXTENSION: Final = Extension(
     name="console",
     pages=(
         *(
-            ServedPage(method=view.method, path=view.path, serve=partial(serve_view, site, view))
+            ServedPage(
+                method=view.method,
+                path=view.path,
+                serve=partial(serve_view, site, view),
+                needs_session=view.auth is Auth.SESSION,
+            )
             for site in (OPERATORS, ACCOUNT)
             for view in site.views
         ),

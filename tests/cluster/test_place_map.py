@@ -29,7 +29,7 @@ import typer
 from sqlalchemy import Engine, text
 from tests.certificates import Authority
 from tests.fresh_databases import drop_tables
-from tests.haproxy_process import BIND, CONTROL, MAP, SERVERS, Proxy, configured, haproxy
+from tests.haproxy_process import BIND, CONTROL, LOOK_UP, MAP, SERVERS, Proxy, configured, haproxy
 from tests.threaded_server import serving
 from tests.tools import path_of
 from typer.testing import CliRunner
@@ -50,7 +50,7 @@ from holdfast.http.endpoints.operators.providers import ProviderCheckRequest
 from holdfast.http.kit import waiting
 from holdfast.http.kit.credentials import mint_api_key
 from holdfast.http.kit.errors import ERROR_TABLE
-from holdfast.ledger.ids import PLACES, new_id, new_id_of_account, place_of
+from holdfast.ledger.ids import PLACES, new_id, new_id_at, new_id_of_account, place_of
 from holdfast.persistence.claims.processes import LEASE_S, Membership, MemberState, Process, renew_lease
 from holdfast.persistence.server.connections import make_engine
 from holdfast.persistence.server.migrate import migrate
@@ -230,15 +230,18 @@ def test_the_documented_sockets_listen_where_the_settings_say(tmp_path: Path) ->
         assert f"ListenStream={address}\n" in (tmp_path / name).read_text()
 
 
-def test_the_unit_of_the_map_fits_haproxy_and_has_one_setting() -> None:
-    unit = (ROOT / "deploy" / "systemd" / "holdfast-places.service").read_text("utf-8")
+@pytest.mark.parametrize("instance", ["", "2"], ids=["one database", "a cell"])
+def test_the_unit_of_the_map_fits_haproxy_and_has_one_setting(instance: str) -> None:
+    unit = (ROOT / "deploy" / "systemd" / "holdfast-places.service").read_text("utf-8").replace("%i", instance)
     words = shlex.split(re.search(r"^ExecStart=\S+/holdfast places (.*)$", unit, re.M)[1])  # type: ignore[index]
     group: Any = typer.main.get_command(app)
     options = group.commands["places"].make_context("places", words).params
-    assert (str(options["file"]), str(options["socket"]), options["every"]) == (MAP, CONTROL, 2)
-    assert f"StateDirectory={Path(MAP).parent.name}\n" in unit
-    [file] = re.findall(r"^EnvironmentFile=(.*)$", unit, re.M)
-    assert f"`{file}`" in SCALING
+    file = MAP.replace("places/", f"places{instance}/")
+    assert (str(options["file"]), str(options["socket"]), options["every"]) == (file, CONTROL, 2)
+    assert (LOOK_UP.replace(MAP, file) in SCALING) == bool(instance)
+    assert f"StateDirectory={Path(file).parent.name}\n" in unit
+    [settings] = re.findall(r"^EnvironmentFile=(.*)$", unit, re.M)
+    assert f"`{settings.replace('2', '1')}`" in SCALING
     assert ENVIRONMENTS[1].keys() == {"HOLDFAST_DATABASE_URL"}
 
 
@@ -314,6 +317,39 @@ def test_an_accounts_requests_reach_the_owner_of_its_place(
         assert server_of(client.get("/v2/control/account", headers=session)) == owner
         assert server_of(client.get(task)) == owner
         assert server_of(client.post(f"{task}/cancel?reason=none", json={})) == owner
+
+
+def test_a_page_and_a_result_reach_the_owner_of_their_account(
+    proxy: Proxy, servers: list[str], accounts: list[str], client: httpx2.Client
+) -> None:
+    for account_id, owner in give_map(proxy, servers, accounts).items():
+        cookie = {"Cookie": f"a=b; __Host-holdfast_account={new_session_token(account_id)}"}
+        assert server_of(client.get("/account", headers=cookie)) == owner
+        asset_id = new_id_at("asset", place_of(account_id))
+        assert server_of(client.get(f"/v2/assets/{asset_id}?exp=1&sig=a")) == owner
+
+
+def test_each_cell_keeps_the_map_of_its_own_places(servers: list[str], accounts: list[str], tmp_path: Path) -> None:
+    """A cell whose map is empty, because it is away, has its requests answered by any other one."""
+    halves = (range(PLACES // 2), range(PLACES // 2, PLACES))
+    of_cells = (servers[:1], servers[1:])
+    listening = socket.create_server(("127.0.0.1", 0))
+    with haproxy(tmp_path / "haproxy", servers, listening, cells=2) as proxy:
+        for number, (places, named) in enumerate(zip(halves, of_cells, strict=True), 1):
+            publish_map(proxy.map_of(number), proxy.control, place_map({each: each for each in named}, places))
+        with httpx2.Client(base_url=proxy.url, verify=False) as client:
+
+            def owner_of(account_id: str) -> str:
+                task = f"/v2/task/{new_id_of_account('task', account_id)}"
+                return server_of(client.get(task))
+
+            owners = owners_of_places(of_cells[1])
+            for account_id in accounts:
+                place = place_of(account_id)
+                assert owner_of(account_id) == (servers[0] if place in halves[0] else owners[place])
+            publish_map(proxy.map_of(1), proxy.control, "")
+            away = next(each for each in accounts if place_of(each) in halves[0])
+            assert {owner_of(away) for _ in servers} == set(servers)
 
 
 def test_requests_without_a_place_go_to_every_server(
@@ -521,6 +557,23 @@ def test_the_command_prints_or_writes_the_map(
     code, output = run()
     assert code == 1
     assert output.startswith("The database lacks 1000")
+
+
+def test_the_command_of_a_cell_writes_the_places_of_that_cell(
+    rows: Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = re.search(r"^```toml\n(.*?)^```$", SCALING, re.M | re.S)
+    assert cells is not None
+    (tmp_path / "cells.toml").write_text(cells[1])
+    add_member(rows, 1)
+    monkeypatch.setenv("HOLDFAST_DATABASE_URL", database_url)
+    monkeypatch.setenv("HOLDFAST_CELLS", str(tmp_path / "cells.toml"))
+    missing = CliRunner().invoke(app, ["places"])
+    assert missing.output == "HOLDFAST_CELL is missing; HOLDFAST_CELLS needs it\n"
+    monkeypatch.setenv("HOLDFAST_CELL", "2")
+    for words in ([], ["10.0.0.1:8000"]):
+        printed = CliRunner().invoke(app, ["places", *words], catch_exceptions=False)
+        assert printed.output == "".join(f"{place:03x} 10.0.0.1:8000\n" for place in range(0x800, 0x1000))
 
 
 def test_the_command_needs_a_role_that_reads_the_members_alone(

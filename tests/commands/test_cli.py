@@ -102,7 +102,7 @@ def test_the_option_version_prints_the_version_alone(data_dir: Path) -> None:
 def test_the_shell_completes_commands(data_dir: Path) -> None:
     words = {"_HOLDFAST_COMPLETE": "complete_bash", "COMP_WORDS": "holdfast au", "COMP_CWORD": "1"}
     result = CliRunner().invoke(app, [], env=words, prog_name="holdfast")
-    assert result.output.split() == ["audit"]
+    assert result.output.split() == ["audit", "audit-cells"]
 
 
 def test_options_of_serve_replace_settings(monkeypatch: pytest.MonkeyPatch, data_dir: Path) -> None:

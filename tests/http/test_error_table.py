@@ -36,6 +36,7 @@ EXPECTED = {
     "not_made_by_key": (403, "permission_error"),
     "account_disabled": (403, "permission_error"),
     "account_closing": (403, "permission_error"),
+    "account_moving": (503, "api_error"),
     "email_taken": (409, "conflict_error"),
     "credit_remains": (409, "conflict_error"),
     "account_in_debt": (409, "conflict_error"),

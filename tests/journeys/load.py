@@ -50,6 +50,15 @@ class Witness:
                 await self._note("GET", f"/v2/task/{known['request_id']}")
             await trio.sleep(PATIENCE_S if request_id is None else self.pause_s)
 
+    async def answers(self, more: int, *, within_s: float = 120.0) -> None:
+        """Wait for so many more answers."""
+        wanted = self.answered + more
+
+        async def enough() -> bool:
+            return self.answered >= wanted
+
+        await until(enough, within_s=within_s)
+
     async def hold_to_it(self, *, may_add: bool = False) -> None:
         """Check that answered requests had their effect and unanswered ones can be repeated.
 

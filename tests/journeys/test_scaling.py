@@ -113,16 +113,6 @@ async def served_by(cluster: Cluster, path: str, count: int) -> list[str]:
     return await until(logged)
 
 
-async def answers(witness: Witness, more: int) -> None:
-    """Wait for so many more answers."""
-    wanted = witness.answered + more
-
-    async def enough() -> bool:
-        return witness.answered >= wanted
-
-    await until(enough, within_s=90)
-
-
 @pytest.mark.slow
 async def test_a_frozen_member_behind_haproxy_does_no_harm(
     cluster: Cluster, provider: QuietProvider, new_customer_of: Callable[[str], Awaitable[Customer]]
@@ -154,7 +144,7 @@ async def test_a_frozen_member_behind_haproxy_does_no_harm(
     async with trio.open_nursery() as nursery:
         for witness in [ada, bob] * LANES:
             nursery.start_soon(witness.work)
-        await answers(ada, 10)
+        await ada.answers(10)
         thaw_at = trio.current_time() + FREEZE_S
         frozen.process.send_signal(signal.SIGSTOP)
         try:
@@ -162,11 +152,11 @@ async def test_a_frozen_member_behind_haproxy_does_no_harm(
             # The first lanes wait for the frozen member's answers; these reach its successor.
             for _ in range(LANES):
                 nursery.start_soon(ada.work)
-            await answers(ada, 10)
-            await answers(bob, 10)
+            await ada.answers(10)
+            await bob.answers(10)
             turned_away = len(ada.turned_away + bob.turned_away)
-            await answers(ada, 10)
-            await answers(bob, 10)
+            await ada.answers(10)
+            await bob.answers(10)
             if FREEZE_S:
                 ada.pause_s = bob.pause_s = 1.0
                 await trio.sleep_until(thaw_at)
@@ -175,7 +165,7 @@ async def test_a_frozen_member_behind_haproxy_does_no_harm(
         finally:
             frozen.process.send_signal(signal.SIGCONT)
         await until(cluster.are_linked)
-        await answers(ada, 10)
+        await ada.answers(10)
         ada.is_stopping = bob.is_stopping = True
 
     for answer in ada.turned_away + bob.turned_away:

@@ -34,12 +34,12 @@ from holdfast.persistence.server.migrate import (
 from holdfast.persistence.server.revisions import installed_revisions, is_migrated, schema_of
 from holdfast.persistence.server.upgrade import alembic_config
 
-REVISIONS = ("1000", "1001", "1002", "1003", "1004", "1005", "1006", "1007")
+REVISIONS = ("1000", "1001", "1002", "1003", "1004", "1005", "1006", "1007", "1008")
 NEXT_REVISION = """
 from alembic import op
 
 revision = "1040"
-down_revision = "1007"
+down_revision = "1008"
 serves_from = "1000"
 
 

@@ -613,6 +613,23 @@ def test_links_between_machines_need_all_tls_files(
         load_settings(development | {"HOLDFAST_MEMBER_ADDRESS": "10.0.0.5"})
 
 
+def test_a_cell_needs_its_number_and_the_list_that_has_it(development: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "cells.toml"
+    table = (
+        '[[cell]]\nnumber = 2\nplaces = "000-fff"\nemails = "000-fff"\nurl = "http://b"\noperators_url = "http://b"'
+    )
+    file.write_text(table)
+    listed = development | {"HOLDFAST_CELLS": str(file)}
+    assert [cell.number for cell in load_settings(listed | {"HOLDFAST_CELL": "2"}).cells] == [2]
+    assert faults(listed) == ("HOLDFAST_CELL is missing; HOLDFAST_CELLS needs it",)
+    alone = development | {"HOLDFAST_CELL": "2"}
+    assert faults(alone) == ("HOLDFAST_CELLS is missing; HOLDFAST_CELL needs it",)
+    assert faults(listed | {"HOLDFAST_CELL": "1"}) == (f"HOLDFAST_CELL is not the number of a cell in {file}",)
+    file.write_text(table.replace("000-fff", "001-fff", 1))
+    (line,) = [each for each in faults(listed | {"HOLDFAST_CELL": "2"}) if each.startswith("HOLDFAST_CELLS")]
+    assert line == f"HOLDFAST_CELLS names {file}, which gives only 4095 of the 4096 places to a cell"
+
+
 def test_the_log_level_is_one_of_four_in_any_case(development: dict[str, str]) -> None:
     assert load_settings({**development, "HOLDFAST_LOG_LEVEL": "WARNING"}).log_level == "warning"
     (line,) = faults({**development, "HOLDFAST_LOG_LEVEL": "loud"})

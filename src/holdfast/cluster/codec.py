@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.actors.account.actor import AccountCommand
 from holdfast.actors.runtime.faults import (
+    AccountAway,
     AskFault,
     Crashed,
     Deadlock,
@@ -117,7 +118,7 @@ class LinkLost(Exception):
 
 
 _ASK_FAULTS: Final[Mapping[str, type[AskFault]]] = {
-    each.__name__: each for each in (Overloaded, Unavailable, Quarantined, OutcomeUnknown, Deadlock)
+    each.__name__: each for each in (AccountAway, Overloaded, Unavailable, Quarantined, OutcomeUnknown, Deadlock)
 }
 _OTHERS: Final[Mapping[str, type[Exception]]] = {
     each.__name__: each for each in (Crashed, StaleFence, UnreadableRow, NotAccepted)

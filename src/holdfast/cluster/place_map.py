@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 
 from holdfast.cluster.endpoints import HTTP
 from holdfast.cluster.placement import owners_of_places
-from holdfast.ledger.ids import place_digits
+from holdfast.ledger.ids import PLACES, place_digits
 from holdfast.persistence.claims.processes import Member, read_ready_members
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.migrate import pending
@@ -32,13 +32,14 @@ class PlaceMapFault(Exception):
     """The map cannot be written, or HAProxy did not take it; the message says why."""
 
 
-def place_map(servers: Mapping[str, str]) -> str:
-    """Return the map's text: a line for each place. ``servers`` has the name of each member's server, by member.
+def place_map(servers: Mapping[str, str], places: Iterable[int] = range(PLACES)) -> str:
+    """Return the map's text: a line for each of the places, by default all.
 
-    Without members it is empty, and HAProxy may send any request anywhere.
+    ``servers`` has the name of each member's server, by member. Without members the map is empty, and HAProxy may
+    send any request anywhere.
     """
     owners = owners_of_places(servers) if servers else ()
-    return "".join(f"{place_digits(place)} {servers[owner]}\n" for place, owner in enumerate(owners))
+    return "".join(f"{place_digits(place)} {servers[owners[place]]}\n" for place in places if owners)
 
 
 def servers_of(members: Iterable[Member]) -> dict[str, str]:
@@ -51,13 +52,18 @@ def servers_of(members: Iterable[Member]) -> dict[str, str]:
     }
 
 
-def members_map(database_url: str) -> str:
+def members_map(database_url: str, places: Iterable[int] = range(PLACES)) -> str:
     """Return the map of the members in the database. Blocks. Raises :class:`DatabaseAway`."""
-    return place_map(servers_of(read_ready_members(database_url)))
+    return place_map(servers_of(read_ready_members(database_url)), places)
 
 
 def follow_members(
-    database_url: str, publish: Callable[[str], None], *, every_s: float, report: Callable[[str], None]
+    database_url: str,
+    publish: Callable[[str], None],
+    *,
+    every_s: float,
+    report: Callable[[str], None],
+    places: Iterable[int] = range(PLACES),
 ) -> NoReturn:
     """Publish the map once the database has been migrated, and after each change.
 
@@ -69,7 +75,7 @@ def follow_members(
             if not is_migrated and (missing := pending(database_url)):
                 raise PlaceMapFault(f"The database lacks {', '.join(missing)}, which the start of a member adds.")
             is_migrated = True
-            content = members_map(database_url)
+            content = members_map(database_url, places)
             if content != published:
                 publish(content)
                 published = content

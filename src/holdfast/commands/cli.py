@@ -8,7 +8,6 @@ from __future__ import annotations
 import signal
 import sys
 from contextlib import nullcontext
-from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -18,6 +17,7 @@ from typer.core import TyperGroup
 
 import holdfast
 from holdfast.commands.act import act_command
+from holdfast.commands.cells import audit_cells_command, move_account_command
 from holdfast.commands.common import (
     ServiceUrl,
     database,
@@ -29,6 +29,7 @@ from holdfast.commands.common import (
 )
 from holdfast.commands.log_level import log_level_command
 from holdfast.commands.overrides import override_command
+from holdfast.commands.places import places_command
 from holdfast.settings.checks import EMULATORS, INSTALL_EMULATORS, has_emulators
 from holdfast.settings.settings import (
     environment,
@@ -246,6 +247,9 @@ def audit_command(
         raise typer.Exit(GAVE_UP)
 
 
+app.command("audit-cells", rich_help_panel=CHECK)(audit_cells_command)
+
+
 @app.command("clock", rich_help_panel=CHECK)
 def clock_command(
     reset: Annotated[
@@ -342,6 +346,7 @@ def reports_command(
         print_reports(wanted, since, limit=limit, follow=follow, form=form)
 
 
+app.command("move-account", rich_help_panel=RUN)(move_account_command)
 app.command("act", rich_help_panel=WATCH)(act_command)
 app.command("log-level", rich_help_panel=WATCH)(log_level_command)
 app.command("override", rich_help_panel=WATCH)(override_command)
@@ -526,42 +531,7 @@ def provider_check_command(
         raise typer.Exit(GAVE_UP)
 
 
-@app.command("places", rich_help_panel=RUN)
-def places_command(
-    servers: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Names of HAProxy's servers; without any, the addresses of the members in the database."
-        ),
-    ] = None,
-    file: Annotated[Path | None, typer.Option(help="Write the map here, not to standard output.")] = None,
-    socket: Annotated[
-        Path | None, typer.Option(help="Also replace the map of a running HAProxy: its socket, of level admin.")
-    ] = None,
-    every: Annotated[
-        float | None, typer.Option(min=0.1, help="Go on for each change of the members; seconds between reads.")
-    ] = None,
-) -> None:
-    """Generate HAProxy's map of places to servers."""
-    from holdfast.cluster import place_map
-
-    if file is None and (socket is not None or every is not None):
-        fail("--socket and --every need --file.", BAD_CONFIGURATION)
-    publish = partial(place_map.publish_map, file, socket) if file is not None else partial(typer.echo, nl=False)
-    with report_faults():
-        try:
-            if servers:
-                publish(place_map.place_map({server: server for server in servers}))
-                return
-            with database(load_locations(environment()), create=False) as url:
-                if every is None:
-                    refuse_old_tables(url)
-                    publish(place_map.members_map(url))
-                else:
-                    with until_interrupted():
-                        place_map.follow_members(url, publish, every_s=every, report=partial(typer.echo, err=True))
-        except place_map.PlaceMapFault as exc:
-            fail(str(exc), GAVE_UP)
+app.command("places", rich_help_panel=RUN)(places_command)
 
 
 @app.command("verify-statement", rich_help_panel=CHECK)

@@ -22,6 +22,7 @@ from holdfast.http.kit.credentials import key_prefix_sent
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import RefusalResponse
 from holdfast.http.kit.extensions import ServedPage, installed_extensions
+from holdfast.http.kit.forwarding import serve_in_cells
 from holdfast.http.kit.requests import HoldfastConnection, HoldfastRequest, end_trace, keep_request, start_trace
 from holdfast.http.kit.responses import exception_response, refusal_response, serve_call
 from holdfast.http.kit.routes import HEALTH_PATHS, OrderIdConverter, Route, TaskIdConverter, is_for_operators
@@ -109,10 +110,11 @@ class HoldfastApp(QuartTrio):
                 response = _options(self._adapter, request)
             else:
                 route, path = self._routes[rule.endpoint], {**path}
-                if isinstance(route, ServedPage):
-                    response = await route.serve(self.deps, request, path)
+                serve = functools.partial(_serve, self.deps, route, request, path)
+                if self.deps.cells is not None:
+                    response = await serve_in_cells(self.deps, route, request, path, serve)
                 else:
-                    response = await serve_call(self.deps, route, request, path)
+                    response = await serve()
         except Exception as error:
             below = self._below_another_base(request) if isinstance(error, NotFound) else None
             response = exception_response(error, request) if below is None else refusal_response(below)
@@ -136,6 +138,12 @@ class HoldfastApp(QuartTrio):
         does = "does" if len(known) == 1 else "do"
         message = f"The path {shown(request.path)} does not exist, but {' and '.join(map(shown, known))} {does}."
         return Refusal(code="route_not_found", message=f"{message} Look at the base URL of the client.")
+
+
+async def _serve(deps: Dependencies, route: Served, request: HoldfastRequest, path: dict[str, str]) -> Response:
+    if isinstance(route, ServedPage):
+        return await route.serve(deps, request, path)
+    return await serve_call(deps, route, request, path)
 
 
 def _begin(request: HoldfastRequest) -> None:

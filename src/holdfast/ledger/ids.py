@@ -1,9 +1,9 @@
 """Identifiers: a prefix that names the kind, then a UUIDv7 in lower-case hex, so ids sort by time; and places.
 
 Places are a fixed number of parts into which all accounts are divided, to be spread over the members of a cluster.
-An account's place follows from its id. The last three digits of a task's and an order's id, and some characters of
-credentials, are its account's place, so that no look-up is needed to find it. They are random in a UUIDv7, so it
-stays one.
+An account's place follows from its id. The last three digits of the ids of its tasks, orders, results and files,
+and some characters of its credentials, are its account's place, so that no look-up is needed to find it. They are
+random in a UUIDv7, so it stays one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def place_carried_by(identifier: str) -> int:
 Prefix = Literal[
     "acct", "ord", "op", "task", "quo", "key", "ses", "otp", "evt", "rev", "req", "hold", "batch", "asset",
     "proc", "rep", "act", "poi", "check", "cbk", "file", "wh", "cpn", "cpu",
-    "chg", "arc", "grp",
+    "chg", "arc", "grp", "mov",
 ]  # fmt: skip
 
 
@@ -58,6 +58,11 @@ def new_id(prefix: Prefix) -> str:
     return f"{prefix}_{uuid7().hex}"
 
 
-def new_id_of_account(prefix: Literal["task", "ord"], account_id: str) -> str:
+def new_id_of_account(prefix: Literal["task", "ord", "file"], account_id: str) -> str:
     """Return a new identifier that carries the account's place."""
-    return new_id(prefix)[:-PLACE_DIGITS] + place_digits(place_of(account_id))
+    return new_id_at(prefix, place_of(account_id))
+
+
+def new_id_at(prefix: Prefix, place: int) -> str:
+    """Return a new identifier that carries a place."""
+    return new_id(prefix)[:-PLACE_DIGITS] + place_digits(place)

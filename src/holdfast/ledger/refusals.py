@@ -111,4 +111,7 @@ SUPERSEDED: Final = Refusal(code="superseded", message="A later attempt at this 
 ACCOUNT_CLOSING: Final = Refusal(
     code="account_closing", message="The account is being closed. To keep it, its owner signs in before that."
 )
+ACCOUNT_MOVING: Final = Refusal(
+    code="account_moving", message="The account is being moved to another database. Try again in a few seconds."
+)
 ACCOUNT_DISABLED: Final = Refusal(code="account_disabled", message="The account is disabled; ask the operator.")

@@ -15,7 +15,7 @@ from itertools import combinations
 from urllib.parse import parse_qs, urlsplit
 
 from holdfast.settings.secret_strength import weakness
-from holdfast.settings.values import read_networks, split_list, trusts_the_public
+from holdfast.settings.values import read_cells, read_networks, split_list, trusts_the_public
 
 REQUIRED_SECRETS = ("OPERATOR_TOKEN", "CALLBACK_SECRET", "SANDBOX_SECRET")
 OWN_SECRETS = (*REQUIRED_SECRETS, "SERVER_KEY")
@@ -71,6 +71,7 @@ def find_faults(given: Mapping[str, str]) -> Iterator[Fault]:
             if name not in given:
                 yield name, "is missing; HOLDFAST_ASSET_STORE=s3 needs it"
     yield from _member_faults(given)
+    yield from find_cell_faults(given)
     yield from _port_faults(given)
     for name in ("STUDIO_PORT", "CARD_EMULATOR_PORT"):
         if given.get(name, "0") != "0" and not has_emulators():
@@ -95,6 +96,23 @@ def _member_faults(given: Mapping[str, str]) -> Iterator[Fault]:
     ):
         for name in missing:
             yield name, f"is missing; links between machines need {', '.join(MEMBER_TLS)}"
+
+
+def find_cell_faults(given: Mapping[str, str]) -> Iterator[Fault]:
+    """Yield that one of two settings is missing, or that the list lacks this cell."""
+    for name, other in (("CELL", "CELLS"), ("CELLS", "CELL")):
+        if name not in given and other in given:
+            yield name, f"is missing; HOLDFAST_{other} needs it"
+    if "CELL" in given and "CELLS" in given and given["CELL"] not in _numbers(given["CELLS"]):
+        yield "CELL", f"is not the number of a cell in {given['CELLS']}"
+
+
+def _numbers(cells_file: str) -> set[str]:
+    """Return the numbers of the cells in a file. What is wrong with the file is a fault of the value itself."""
+    try:
+        return {str(cell.number) for cell in read_cells(cells_file)}
+    except ValueError:
+        return set()
 
 
 def _port_faults(given: Mapping[str, str]) -> Iterator[Fault]:

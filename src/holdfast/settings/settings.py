@@ -14,7 +14,7 @@ import hmac
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar, get_type_hints
 from urllib.parse import parse_qsl, unquote
@@ -22,11 +22,21 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 from msgspec import Meta
 
-from holdfast.settings.checks import MEMBER_TLS, OWN_SECRETS, Fault, find_faults, find_location_faults
-from holdfast.settings.env_file import EnvFileFault, parse_env_file
+from holdfast.ledger.cells import Cells
+from holdfast.ledger.ids import PLACES
+from holdfast.settings.checks import (
+    MEMBER_TLS,
+    OWN_SECRETS,
+    Fault,
+    find_cell_faults,
+    find_faults,
+    find_location_faults,
+)
+from holdfast.settings.env_file import EnvFile, EnvFileFault, parse_env_file
 from holdfast.settings.values import (
     AbsolutePath,
     BaseUrl,
+    CellsFile,
     Count,
     DatabaseUrl,
     Emails,
@@ -72,15 +82,27 @@ class SettingsFault(Exception):
 
 
 class Locations(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
-    """The locations of the database, the files and the catalog, which are all that the other commands need."""
+    """The locations of the database, the files and the catalog, which are all that the other commands need.
+
+    ``cells``: the list of all cells, ``cell``: the number of this one; without them the service has one database.
+    """
 
     data_dir: AbsolutePath = msgspec.field(default_factory=lambda: Path("var").absolute())
     database_url: DatabaseUrl = None
     catalog: ExistingFile | None = None
+    cells: CellsFile = ()
+    cell: Count | None = None
 
     def __repr__(self) -> str:
         """Some values are secrets, so none is shown."""
         return f"<{type(self).__name__}>"
+
+    @property
+    def places(self) -> Sequence[int]:
+        """The places that this service has: those of its cell, or all."""
+        if self.cell is None:
+            return range(PLACES)
+        return [place for places in Cells(self.cell, self.cells).own.places for place in places]
 
 
 class ServiceLocation(Locations, frozen=True, kw_only=True, rename="upper"):
@@ -284,7 +306,7 @@ class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
 
 
 _NAMES: Final = tuple(field.encode_name for field in msgspec.structs.fields(Settings))
-_NAMES_OF_FILES: Final = {"CATALOG", "DATA_DIR", "RECEIPT_FONT", *MEMBER_TLS}
+_NAMES_OF_FILES: Final = {"CATALOG", "CELLS", "DATA_DIR", "RECEIPT_FONT", *MEMBER_TLS}
 """The settings that are names of files themselves."""
 
 
@@ -300,20 +322,29 @@ def override(variables: MutableMapping[str, str], given: Mapping[str, str]) -> N
         variables.pop(f"{PREFIX}{name}{IN_FILE}", None)
 
 
+def read_env_file(path: Path) -> Mapping[str, str]:
+    """Return the variables of a file. Raises :class:`SettingsFault`."""
+    return _parsed(path).variables
+
+
+def _parsed(path: Path) -> EnvFile:
+    try:
+        return parse_env_file(path.read_bytes())
+    except OSError as exc:
+        raise SettingsFault((f"{path} cannot be read: {exc.strerror}",)) from exc
+    except EnvFileFault as fault:
+        raise SettingsFault((f"{path}: {fault}",)) from None
+
+
 def use_env_file(path: Path) -> tuple[str, ...]:
     """Add the variables of a file to those of this process and its children, whose own values stay.
 
     Returns warnings. Raises :class:`SettingsFault`.
     """
-    try:
-        found = parse_env_file(path.read_bytes())
-        warnings = list(found.left_out)
-        if is_open_to_all(path):
-            warnings.append("can be read or written by every user of this machine")
-    except OSError as exc:
-        raise SettingsFault((f"{path} cannot be read: {exc.strerror}",)) from exc
-    except EnvFileFault as fault:
-        raise SettingsFault((f"{path}: {fault}",)) from None
+    found = _parsed(path)
+    warnings = list(found.left_out)
+    if is_open_to_all(path):
+        warnings.append("can be read or written by every user of this machine")
     own = set(os.environ)
     for name, value in found.variables.items():
         # What this process has of a setting, a value or a file, takes precedence over both forms here.
@@ -344,7 +375,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
 def load_locations(environ: Mapping[str, str]) -> Locations:
     """Read only the locations. Raises :class:`SettingsFault`; writes nothing."""
     given, unread = _given(environ)
-    return _read(Locations, given, unread, find_location_faults(given))
+    return _read(Locations, given, unread, (*find_location_faults(given), *find_cell_faults(given)))
 
 
 def load_service_location(environ: Mapping[str, str]) -> ServiceLocation:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from holdfast.ledger.cells import Cell, parse_cells
 from holdfast.ledger.money import parse_amount
 from holdfast.ledger.public_types import expected_value
 
@@ -149,6 +150,15 @@ def _private_file(text: str) -> Path:
     return path
 
 
+def read_cells(text: str) -> tuple[Cell, ...]:
+    """Read the list of cells in the file of this name. Raises ValueError."""
+    content = read_file_value(text)
+    try:
+        return parse_cells(content)
+    except ValueError as fault:
+        raise ValueError(f"names {text}, which {fault}") from None
+
+
 class DatabaseUrlParts(NamedTuple):
     """The parts of a URL of libpq, which may name several hosts, or none."""
 
@@ -239,4 +249,5 @@ NumberPrefix = Annotated[str, _number_prefix]
 TextList = Annotated[tuple[str, ...], split_list]
 Emails = Annotated[tuple[str, ...], _emails]
 Proxies = Annotated[tuple[IPNetwork, ...], read_networks]
+CellsFile = Annotated[tuple[Cell, ...], read_cells]
 LogLevel = Annotated[Literal["debug", "info", "warning", "error"], str.lower]

@@ -22,6 +22,10 @@ import trio
 from holdfast import __version__
 from holdfast.actors.workers.report_writer import store_last_reports
 from holdfast.http.server.limits import connections_within, raise_open_files_limit
+from holdfast.ledger.cells import Cells
+from holdfast.persistence.queries.moves import find_unreachable
+from holdfast.persistence.server.connections import connected
+from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.migrate import migrate_when_reachable
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
@@ -111,6 +115,10 @@ async def _run(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int
         where = "" if fault.filename is None else f" ({fault.filename})"
         print(f"The asset store is not usable: {fault.strerror}{where}.", file=sys.stderr)  # noqa: T201
         return BAD_CONFIGURATION
+    if assembly.parts.cells is not None and await _lacks_accounts(
+        assembly.parts.database.url, assembly.parts.cells
+    ):
+        return BAD_CONFIGURATION
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_handle_signals, assembly)
         nursery.start_soon(beside)
@@ -128,6 +136,31 @@ async def _run(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int
         nursery.cancel_scope.cancel()
     log.info("stopped", exit_code=code)
     return code
+
+
+async def _lacks_accounts(database_url: str, cells: Cells) -> bool:
+    """Print which accounts could not be found by the list of cells, and return whether there are any.
+
+    A start while the database is away is not checked.
+    """
+    try:
+        missing = await trio.to_thread.run_sync(_unreachable, database_url, cells)
+    except DatabaseAway as fault:
+        log.warning("the list of cells was not checked", reason=str(fault))
+        return False
+    if missing:
+        print(  # noqa: T201
+            f"HOLDFAST_CELLS: by this list nobody would find {len(missing)} accounts of the database, such as "
+            f"{missing[0]}. Add the places and addresses that this cell had before to `former_places` and "
+            f"`former_emails` of cell {cells.own.number}.",
+            file=sys.stderr,
+        )
+    return bool(missing)
+
+
+def _unreachable(database_url: str, cells: Cells) -> list[str]:
+    with connected(database_url) as rows, rows.begin():
+        return find_unreachable(rows, cells)
 
 
 async def _log_when_ready(assembly: Assembly, sockets: SlotSockets) -> None:

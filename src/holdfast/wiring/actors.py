@@ -26,7 +26,7 @@ from holdfast.actors.workers.poison_writer import PoisonedMessage, PoisonWriter
 from holdfast.cluster.codec import ACCOUNTS, SIGN_INS, TASKS, CannotEncode, codecs
 from holdfast.cluster.placed import PlacedDirectory
 from holdfast.ledger.clock import Now
-from holdfast.ledger.ids import place_carried_by, place_of
+from holdfast.ledger.ids import new_id, place_carried_by, place_of
 from holdfast.ledger.orders.order import Seller
 from holdfast.ledger.sign_in_codes import CodeLimits
 from holdfast.ledger.tasks.task import Task
@@ -48,7 +48,6 @@ from holdfast.supervision.keyed_group import KeyedLimits
 from holdfast.supervision.poison_replays import PoisonReplays
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild
-from holdfast.telemetry.reports.conditions import Conditions
 from holdfast.telemetry.reports.reporter import Reporter
 from holdfast.wiring.cluster import dispatcher_of_all, placed
 from holdfast.wiring.parts import Parts
@@ -101,7 +100,7 @@ def actors_of(parts: Parts) -> Actors:
         ),
     )
     accounts = placed(ACCOUNTS, local_accounts, members, place_of)
-    local_sign_ins = group(SIGN_INS, _create_sign_in(settings, database, journal, parts.conditions, now))
+    local_sign_ins = group(SIGN_INS, _create_sign_in(parts))
     deps = _task_dependencies(parts, accounts, dispatcher)
     local_tasks = group(TASKS, _create_task(database, journal, deps, new_tasks))
     return Actors(
@@ -178,10 +177,9 @@ def create_account(
     )
 
 
-def _create_sign_in(
-    settings: Settings, database: Database, journal: Journal, conditions: Conditions, now: Now
-) -> Create:
+def _create_sign_in(parts: Parts) -> Create:
     """Return how a sign-in actor is created, of an e-mail address or an origin."""
+    settings, database = parts.settings, parts.database
     rules = SignInRules(
         pepper=settings.otp_pepper,
         codes=CodeLimits(
@@ -198,12 +196,15 @@ def _create_sign_in(
         session_ttl_s=settings.session_ttl_s,
         brand_id=settings.brand_id,
         operators=frozenset(settings.operators),
+        new_account_id=partial(new_id, "acct") if parts.cells is None else parts.cells.new_account_id,
     )
 
     async def load(key: str) -> LoadedSignIn:
         return await database.read(load_sign_in, key)
 
-    return partial(SignInActor, journal=journal, load=load, now=now, rules=rules, conditions=conditions)
+    return partial(
+        SignInActor, journal=parts.journal, load=load, now=parts.now, rules=rules, conditions=parts.conditions
+    )
 
 
 def _create_task(database: Database, journal: Journal, deps: TaskDependencies, new_tasks: NewTasks) -> Create:

@@ -13,6 +13,7 @@ from holdfast.http.kit.operating import Operating, Readiness
 from holdfast.http.kit.sending import Sending
 from holdfast.http.kit.upload_shares import Storage
 from holdfast.http.kit.waiting_calls import STREAMS_PER_READ_MAX, Following, WaitingCalls
+from holdfast.ledger.ids import new_id
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.lookups import GroupedLookups
 from holdfast.providers.outbound.guarded import GuardedClient
@@ -122,6 +123,7 @@ def _dependencies(
         write_record=database.record,
         urls=parts.urls,
         now=now,
+        cells=parts.cells,
         conditions=parts.conditions,
         access=Access(lookups=GroupedLookups(database.read)),
         following=Following(
@@ -152,6 +154,7 @@ def _dependencies(
                 registry,
                 GuardedClient(registry.origins, resolve=NameLookups("downloads").addresses),
                 now=now,
+                new_id=partial(new_id, "check") if parts.cells is None else parts.cells.new_check_id,
                 callback_url=partial(
                     registry.check_callback_url, public_url=parts.public_url, local_url=parts.local_url
                 ),

@@ -15,6 +15,7 @@ from holdfast.actors.workers.poison_writer import MESSAGES_MAX, PoisonedMessage
 from holdfast.actors.workers.provider_calls import SubmitKey
 from holdfast.actors.workers.report_writer import REPORTS_MAX
 from holdfast.cluster.members import Members
+from holdfast.ledger.cells import Cells
 from holdfast.ledger.clock import Now
 from holdfast.ledger.links import PublicUrls
 from holdfast.persistence.claims.contents import ContentClaims
@@ -84,6 +85,7 @@ class Parts:
     changes: Changes
     journal: Journal
     members: Members
+    cells: Cells | None
     reporter: Reporter
     reports: NewestQueue[Report]
     conditions: Conditions
@@ -149,6 +151,7 @@ def parts_of(
         changes=changes,
         journal=Journal(writer, database.gate, changes=changes),
         members=cluster_members(settings, presence, changes, local_url=local_url),
+        cells=None if settings.cell is None else Cells(settings.cell, settings.cells),
         reporter=reporter,
         reports=reports,
         conditions=conditions,

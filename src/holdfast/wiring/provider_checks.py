@@ -33,7 +33,11 @@ CHECKS_MAX = 2
 
 
 class JobChecks:
-    """Runs checks. ``callback_url`` returns the URL for a provider's callbacks about a check, given both names."""
+    """Runs checks.
+
+    ``callback_url`` returns the URL for a provider's callbacks about a check, given both names; ``new_id`` returns
+    a new check's id.
+    """
 
     def __init__(
         self,
@@ -43,12 +47,14 @@ class JobChecks:
         *,
         now: Now,
         callback_url: Callable[[str, str], str],
+        new_id: Callable[[], str],
     ) -> None:
         self._database = database
         self._registry = registry
         self._downloads = downloads
         self._now = now
         self._callback_url = callback_url
+        self._new_id = new_id
         self._limiter = trio.CapacityLimiter(CHECKS_MAX)
 
     def charges(self, provider: str) -> bool | None:
@@ -71,7 +77,7 @@ class JobChecks:
     ) -> list[CheckStep]:
         """Check a provider that exists with one job. Raises ``DatabaseAway``."""
         begun = self._now()
-        check_id = new_id("check")
+        check_id = self._new_id()
         url = self._registry.url_of(provider)
         assert url is not None
 

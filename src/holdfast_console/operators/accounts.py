@@ -28,6 +28,7 @@ from holdfast.http.kit.values import shown
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.finding import Found
 from holdfast.supervision.control.messages import KeyDescription
+from holdfast_console.operators.cells import cells_elsewhere
 from holdfast_console.rendering import Html, Redirect
 from holdfast_console.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
 
@@ -79,6 +80,9 @@ async def find(visit: Visit) -> ViewResult:
     sought = visit.parameter("q")
     if not sought:
         return Redirect("/ops")
+    elsewhere = await cells_elsewhere(visit, sought)
+    if elsewhere:
+        return Html("elsewhere.html", {"sought": sought, "elsewhere": elsewhere})
     for prefix, page in PAGES.items():
         if sought.startswith(prefix) and "@" not in sought:
             return Redirect(page + quote(sought, safe=""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.http.endpoints.operators.following import Followed, follow
 from holdfast.http.kit.calls import Auth
 from holdfast_console.operators.accounts import PAGES
+from holdfast_console.operators.cells import cells_elsewhere
 from holdfast_console.rendering import Html
 from holdfast_console.views import ViewResult, ViewTable, Visit
 
@@ -24,6 +25,7 @@ async def follow_one(visit: Visit) -> ViewResult:
         "since": query["from"],
         "until": query["to"],
         "followed": await visit.read(follow, Followed, query=query) if sought else None,
+        "elsewhere": await cells_elsewhere(visit, sought),
         "pages": PAGES,
         "own_only": visit.parameter("only") == "own",
     }

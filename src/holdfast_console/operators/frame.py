@@ -25,12 +25,16 @@ CountName = Literal["poison", "in_review", "held", "mismatched", "undelivered", 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the navigation. ``counts`` names what is counted there; ``tone`` is its colour above zero."""
+    """One line of the navigation. ``counts`` names what is counted there; ``tone`` is its colour above zero.
+
+    One that ``needs_cells`` is left out if the service has one database.
+    """
 
     path: str
     title: str
     counts: CountName | None = None
     tone: Literal["warn", "bad"] = "warn"
+    needs_cells: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
             Entry("/ops/log-levels", "Log levels"),
             Entry("/ops/profile", "What computes"),
             Entry("/ops/database", "Database"),
+            Entry("/ops/cells", "Cells", needs_cells=True),
         ),
     ),
     (
@@ -111,7 +116,11 @@ class Frame:
             count = None if entry.counts is None else counts.get(entry.counts)
             return ShownEntry(entry.path, entry.title, count, entry.tone)
 
-        return [(title, [shown(entry) for entry in entries]) for title, entries in NAVIGATION]
+        has_cells = deps.cells is not None
+        return [
+            (title, [shown(entry) for entry in entries if has_cells or not entry.needs_cells])
+            for title, entries in NAVIGATION
+        ]
 
     async def counts(self, deps: Dependencies) -> dict[CountName, int]:
         """Return how much waits for an operator; while the database is away, only what is in memory."""

@@ -65,9 +65,10 @@ from holdfast.actors.account.messages import (
 from holdfast.actors.account.orders import AccountOrders
 from holdfast.actors.account.replies import RecentReplies
 from holdfast.actors.account.top_ups import AccountTopUp
-from holdfast.actors.account.units import AccountUnits
+from holdfast.actors.account.units import AccountUnits, created_event
+from holdfast.actors.runtime.faults import AccountAway
 from holdfast.actors.runtime.journaled import JournaledActor, LogEvent, LogFields, Tell, Turn
-from holdfast.actors.runtime.mailbox import Mailbox
+from holdfast.actors.runtime.mailbox import Mailbox, SystemMessage
 from holdfast.actors.runtime.messages import reply_type
 from holdfast.ledger.alerts.account_events import AccountDisabled, CreditExpiring
 from holdfast.ledger.api_keys import has_scope, is_model_allowed, lacking_scope
@@ -94,7 +95,7 @@ from holdfast.ledger.tasks.task import Task, accept_task
 from holdfast.ledger.tasks.transitions import Settlement
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Fence, Unit, UnitResult
-from holdfast.persistence.queries.loading import LoadedAccount
+from holdfast.persistence.queries.loading import LoadedAccount, RowMissing
 from holdfast.persistence.records.rows import (
     AccountAccessRow,
     CouponGrantedRow,
@@ -177,6 +178,7 @@ class AccountActor(JournaledActor):
         self._disabled_at: datetime | None
         self._replies = RecentReplies(account_id, replies_max=limits.replies_max, ttl_s=limits.idempotency_ttl_s)
         self._database = database
+        self._is_away = False
         self._orders: AccountOrders | None = None
         self._create_rate = CreateRate(limits, account_id)
 
@@ -186,7 +188,12 @@ class AccountActor(JournaledActor):
 
     async def on_start(self) -> None:  # type: ignore[override]  # may await
         """Read the account's head, holds, live keys, what is spent of limits, webhooks, alerts and top-up."""
-        loaded = await self._load(self._account_id)
+        try:
+            loaded = await self._load(self._account_id)
+        except RowMissing:
+            # Only an account that was moved to another cell has no row any more.
+            self._is_away = True
+            return
         self._disabled_at = loaded.disabled_at
         self._units = AccountUnits(
             loaded.state,
@@ -235,6 +242,10 @@ class AccountActor(JournaledActor):
 
         A command with a key is answered by what the key replays, so that no handler sees it again.
         """
+        if self._is_away:
+            # It may come back: the next message has its rows read again.
+            self.actor_inbox.put_system(SystemMessage.PASSIVATE)
+            raise AccountAway(f"account {self._account_id} is in another cell")
         refusal = self._refuse_access(message)
         if refusal is not None:
             return self._units.confirm(refusal)
@@ -455,7 +466,7 @@ class AccountActor(JournaledActor):
             operations=(operation,),
             rows=(task, *rows),
             tells=(self._announce(task),),
-            log_event=_created(task),
+            log_event=created_event(task),
             unless=None if after is None else self._replies.unless_superseded(after),
         )
 
@@ -584,17 +595,3 @@ class AccountActor(JournaledActor):
         if unusable is None and not has_scope(key.scopes, scope):
             return lacking_scope(scope)
         return unusable
-
-
-def _created(task: Task) -> LogEvent:
-    """Return the event of a new task."""
-    return LogEvent(
-        "task created",
-        {
-            "task_id": task.request_id,
-            "account_id": task.account_id,
-            "provider": task.provider,
-            "model": task.model,
-            "hold_micro": task.request.hold_micro,
-        },
-    )

@@ -117,7 +117,7 @@ class AccountLeaving:
             assert refusal is not None
             return Commit(Unit(fences=fences, rows=rows), refusal)
         fences, rows = (current.fence, new.fence), (current.row, new.row)
-        if facts.new.account_id is not None:
+        if facts.new.account_id is not None or facts.new.is_away:
             message = "Another account has this e-mail address."
             return Commit(Unit(fences=fences, rows=rows), Refusal(code="email_taken", message=message, final=True))
         changed = AccountEmailChanged(account_id, format_time(at))

@@ -17,6 +17,7 @@ from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.account import AccountState
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.journal.units import Fence, Unit, Unless
 from holdfast.persistence.records.event_rows import MAILTO, AlertsRow, WebhookRow, account_event_rows
 from holdfast.persistence.records.rows import (
@@ -175,3 +176,17 @@ class AccountUnits:
             return self.change(command, refusal)
         probe = IdempotencyProbe(self.state.account_id, idempotency.route, idempotency.key)
         return self.confirm(refusal, probe=probe)
+
+
+def created_event(task: Task) -> LogEvent:
+    """Return the event of a new task."""
+    return LogEvent(
+        "task created",
+        {
+            "task_id": task.request_id,
+            "account_id": task.account_id,
+            "provider": task.provider,
+            "model": task.model,
+            "hold_micro": task.request.hold_micro,
+        },
+    )

@@ -23,6 +23,10 @@ class Unavailable(AskFault):
     """The actor is restarting or paused; the command was not accepted."""
 
 
+class AccountAway(Unavailable):
+    """The account is closed for a move to another cell, or was moved there; the command was not accepted."""
+
+
 class Quarantined(Unavailable):
     """The actor crashed too often, or an operator refuses it, for a known time; the command was not accepted."""
 

@@ -17,12 +17,15 @@ from typing import TypeAlias, TypeVar, assert_never
 
 import msgspec
 
+from holdfast.actors.runtime.faults import AccountAway
 from holdfast.actors.runtime.journaled import Commit, JournaledActor, Turn
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.sign_in.messages import (
+    AddressGiven,
     AdmitOrigin,
     CodeIssued,
     CountWrongToken,
+    GiveAddress,
     OriginAdmitted,
     RequestCode,
     SignedIn,
@@ -49,11 +52,13 @@ from holdfast.ledger.sign_in_codes import (
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit
 from holdfast.persistence.queries.loading import LoadedSignIn
+from holdfast.persistence.queries.moves import sha256_of_email
 from holdfast.persistence.records.rows import (
     AccountChangeRow,
     AccountHead,
     AccountKeptRow,
     AccountRow,
+    GivenEmailRow,
     Row,
     SessionRow,
     SignInRow,
@@ -63,7 +68,7 @@ from holdfast.telemetry.reports.conditions import LOCKOUTS, Conditions
 
 R = TypeVar("R")
 
-SignInCommand: TypeAlias = AdmitOrigin | CountWrongToken | RequestCode | VerifyCode
+SignInCommand: TypeAlias = AdmitOrigin | CountWrongToken | GiveAddress | RequestCode | VerifyCode
 
 NEW = "addresses without an account"
 _ORIGIN_DIGITS = 16
@@ -79,6 +84,7 @@ class SignInRules:
     session_ttl_s: int
     brand_id: str
     operators: frozenset[str]
+    new_account_id: Callable[[], str] = lambda: new_id("acct")
 
 
 class OriginState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -154,6 +160,8 @@ class SignInActor(JournaledActor):
                 return self._request_code(message)
             case VerifyCode():
                 return self._verify_code(message)
+            case GiveAddress():
+                return self._give_address(message)
             case _:
                 assert_never(message)
 
@@ -209,6 +217,8 @@ class SignInActor(JournaledActor):
         if refusal is None:
             # Read again: an operator may have disabled the account since this actor started, or its owner left.
             loaded = await self._load(self._key)
+            if loaded.is_away:
+                raise AccountAway("the account of the address is in another cell")
             self._codes = codes
             return self._change(codes, ACCOUNT_DISABLED, at) if loaded.is_disabled else self._sign_in(loaded, at)
         self._report_lockout(refusal)
@@ -228,7 +238,7 @@ class SignInActor(JournaledActor):
             rows.append(AccountKeptRow(loaded.account_id, loaded.account_version + 1))
             rows.append(AccountChangeRow(loaded.account_id, at, "kept"))
         if self._account_id is None:
-            self._account_id = new_id("acct")
+            self._account_id = rules.new_account_id()
             self._role = "Operator" if email in rules.operators else "User"
             rows.append(AccountRow(AccountHead(self._account_id), email, self._role, rules.brand_id, at))
         assert self._role is not None
@@ -239,6 +249,15 @@ class SignInActor(JournaledActor):
         rows.append(SessionRow(self._account_id, session_id, token_sha256, at, expires_at))
         reply = SignedIn(self._account_id, email, self._role, session_id, token, expires_at, was_kept=bool(fences))
         return self._change(self._codes, reply, at, *rows, fences=fences)
+
+    async def _give_address(self, command: GiveAddress) -> Turn[AddressGiven]:
+        """Its codes and this share a fence: an account is opened before, and then found, or not at all."""
+        at = self._now()
+        loaded = await self._load(self._key)
+        if loaded.account_id is not None or loaded.is_away:
+            raise AccountAway("the address has an account, or was given away")
+        given = GivenEmailRow(sha256_of_email(self._email), command.cell, at)
+        return self._change(self._codes, AddressGiven(), at, given)
 
     def _report_lockout(self, refusal: Refusal) -> None:
         """Report a refusal after too many wrong tries, by account or origin; only the owner of the key does."""

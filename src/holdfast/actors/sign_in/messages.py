@@ -35,6 +35,16 @@ class RequestCode(Command["CodeIssued"], frozen=True):
     purpose: str = ""
 
 
+class GiveAddress(Command["AddressGiven"], frozen=True):
+    """Leave an address without an account (key ``email:…``) to another cell. Reply: :class:`AddressGiven`."""
+
+    cell: int
+
+
+class AddressGiven(msgspec.Struct, frozen=True):
+    """No account is opened for the address here any more."""
+
+
 class CodeIssued(msgspec.Struct, frozen=True):
     """A code to send by e-mail; only its HMAC is stored."""
 

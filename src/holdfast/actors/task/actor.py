@@ -129,7 +129,11 @@ class TaskActor(JournaledActor):
 
     def on_receive(self, message: TaskCommand) -> Turn[TaskReply] | Awaitable[Turn[TaskReply]]:
         """Decide one command. Refuses: 1. a task that does not exist."""
-        return self._decide(message) if self._exists else self._not_found()
+        if self._exists:
+            return self._decide(message)
+        # It may come with an account from another cell: the next message has its rows read again.
+        self.actor_inbox.put_system(SystemMessage.PASSIVATE)
+        return self._not_found()
 
     async def _decide(self, message: TaskCommand) -> Turn[TaskReply]:
         task = self._task

@@ -20,9 +20,8 @@ from structlog.contextvars import bind_contextvars
 from holdfast.actors.runtime.refs import Directory, WorkerRef
 from holdfast.actors.task.messages import Host, RecordHosting
 from holdfast.actors.workers.worker import Worker
-from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.clock import Now
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.ids import new_id_at, place_carried_by
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.ledger.tasks.task import OutputItem
 from holdfast.ledger.tasks.transitions import HostingFailure
@@ -137,7 +136,7 @@ class HostingWorker(Worker):
             sha256=output.sha256,
             bytes=output.bytes,
         )
-        store = partial(self._store_checked, output, hosting)
+        store = partial(self._store_checked, output, host)
         if output.data is not None:
             stored = await accept_inline(output.data, expected, store)
         elif output.url is not None:
@@ -165,7 +164,7 @@ class HostingWorker(Worker):
         return stored
 
     def _store_checked(
-        self, output: Output, hosting: Hosting, found: Downloaded
+        self, output: Output, host: Host, found: Downloaded
     ) -> OutputItem | HostingFailure | OSError:
         """Claim and store a content; blocks. A fault of the storage is returned."""
         claimed_at = self._now()
@@ -180,11 +179,11 @@ class HostingWorker(Worker):
             return fault
         return OutputItem(
             index=output.index,
-            asset_id=new_id("asset"),
+            asset_id=new_id_at("asset", place_carried_by(host.effect.request_id)),
             sha256=found.sha256,
             bytes=found.bytes,
             content_type=found.content_type,
-            expires_at=claimed_at + timedelta(seconds=hosting.retention_s),
+            expires_at=claimed_at + timedelta(seconds=host.hosting.retention_s),
             width=output.width if found.width is None else found.width,
             height=output.height if found.height is None else found.height,
             duration_s=output.duration_s if found.duration_s is None else found.duration_s,

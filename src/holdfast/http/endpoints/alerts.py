@@ -8,11 +8,12 @@ from quart import Response
 
 from holdfast.actors.account.messages import SetAlerts, StopMail
 from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.other_cells import require_place
 from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
 from holdfast.http.kit.stored_content import INVALID_LINK
 from holdfast.http.kit.values import read_amount
 from holdfast.http.schemas.events import AlertsBody, AlertsRequest, alerts_body
-from holdfast.ledger.ids import is_id
+from holdfast.ledger.ids import is_id, place_of
 from holdfast.ledger.links import UNSUBSCRIBE_PATH
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.webhooks import alerts_of_account
@@ -108,8 +109,10 @@ def _account_of_link(call: Call) -> str | Refusal:
     account_ids, sigs = query.get("account_id", []), query.get("sig", [])
     if len(account_ids) != 1 or len(sigs) != 1 or not is_id(account_ids[0]):
         return INVALID_LINK
-    is_valid = call.deps.urls.is_unsubscribe_link(account_ids[0], sigs[0])
-    return account_ids[0] if is_valid else INVALID_LINK
+    if not call.deps.urls.is_unsubscribe_link(account_ids[0], sigs[0]):
+        return INVALID_LINK
+    require_place(call.deps, call.request, place_of(account_ids[0]))
+    return account_ids[0]
 
 
 def _page(content: str) -> Response:

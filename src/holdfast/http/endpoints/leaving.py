@@ -10,9 +10,11 @@ from holdfast.actors.account.messages import ChangeEmail, CloseAccount, TriedCod
 from holdfast.actors.sign_in.messages import AdmitOrigin, CodeIssued, RequestCode
 from holdfast.http.endpoints.sign_in import is_code, normalise_email, read_email, send_code
 from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.schemas.common import Code, CodeSent, Email, render
+from holdfast.ledger.ids import place_of
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, Role, Time
 from holdfast.ledger.refusals import Refusal
@@ -110,6 +112,9 @@ async def request_email_change(call: Call) -> Outcome:
         return email
     if email == session.email:
         return invalid_parameter("email", "is the account's address already")
+    if not _can_have(deps, session.account_id, email):
+        message = "This account cannot have this address; use another one."
+        return Refusal(code="invalid_email", message=message, param="email")
     admitted = await call.ask(deps.sign_ins.ref(f"origin:{origin}"), AdmitOrigin())
     if isinstance(admitted, Refusal):
         return admitted
@@ -129,6 +134,17 @@ async def request_email_change(call: Call) -> Outcome:
     return EmailCodesSent(*sent)
 
 
+def _can_have(deps: Dependencies, account_id: str, email: str) -> bool:
+    """Whether sign-in with an address would find an account here: this cell alone must know where the address is.
+
+    An account that was moved here is found by the address that it had then.
+    """
+    cells = deps.cells
+    return cells is None or (
+        cells.of_email(email) == (cells.own,) and cells.own in cells.of_place(place_of(account_id))
+    )
+
+
 @route(
     "POST",
     "/v2/control/email/confirm",
@@ -144,6 +160,8 @@ async def confirm_email_change(call: Call) -> Outcome:
     email = read_email(given.email)
     if isinstance(email, Refusal):
         return email
+    if not _can_have(deps, session.account_id, email):
+        return invalid_parameter("email", "cannot be that of this account")
     pepper, purpose = deps.settings.otp_pepper, email_purpose(session.account_id, email)
     tried = []
     for param, address, sent in (("current", session.email, given.current), ("new", email, given.new)):

@@ -8,6 +8,7 @@ from typing import Final
 from holdfast.actors.account.messages import SignOut
 from holdfast.actors.sign_in.messages import AdmitOrigin, CodeIssued, RequestCode, SignedIn, VerifyCode
 from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.other_cells import require_email
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.values import invalid_parameter, shown
 from holdfast.http.schemas.common import (
@@ -75,6 +76,7 @@ async def request_code(call: Call) -> Outcome:
     email = read_email(call.body(CodeRequest).email)
     if isinstance(email, Refusal):
         return email
+    await require_email(call.deps, call.request, email, gives=True)
     deps, origin = call.deps, call.origin()
     admitted = await call.ask(deps.sign_ins.ref(f"origin:{origin}"), AdmitOrigin())
     if isinstance(admitted, Refusal):
@@ -143,6 +145,7 @@ def is_code(text: str) -> bool:
 async def sign_in_by_code(call: Call, email: str, tried: VerifyRequest) -> SignedIn | Refusal:
     """Sign in with a code. Refuses as :func:`verify_code` does."""
     deps = call.deps
+    await require_email(deps, call.request, email)
     if not is_code(tried.otp):
         return invalid_parameter("otp", "must have six digits")
     if not is_otp_id_of(deps.settings.otp_pepper, email, tried.otp_id):

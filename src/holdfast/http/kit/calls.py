@@ -39,6 +39,7 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.forms import Form, FormFile, is_form
 from holdfast.http.kit.operator_access import identify
 from holdfast.http.kit.operators import CSRF_HEADER, MAY_ONLY_READ, Operator, OperatorRole
+from holdfast.http.kit.other_cells import require_here
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.kit.values import read_idempotency_key, read_restart_wait
 from holdfast.ledger.api_keys import SCOPES, TASKS_READ, lacking_scope
@@ -157,7 +158,7 @@ _WANTED: Final[dict[Auth, CredentialKind]] = {
     Auth.API_KEY: "api_key",
     Auth.KEY_OR_LINK: "api_key",
 }
-_BY_BEARER: Final = frozenset({*_WANTED, Auth.SESSION_OR_KEY, Auth.OPTIONAL})
+BY_BEARER: Final = frozenset({*_WANTED, Auth.SESSION_OR_KEY, Auth.OPTIONAL})
 _ROLES: Final[dict[Auth, OperatorRole]] = {Auth.OPERATOR_READ: "read", Auth.OPERATOR_ACT: "act"}
 
 
@@ -325,6 +326,7 @@ class Call:
     def drop_body(self) -> None:
         """Forget the body, of which a request that waits for long has no use any more."""
         self.raw, self.json, self.files, self._body = b"", {}, (), None
+        self.request.kept_body = None
         self.release_body()
 
     def release_body(self) -> None:
@@ -341,7 +343,7 @@ class Call:
     # ----------------------------------------------------------------------------------------- the caller
 
     def _read_credential(self) -> Refusal | None:
-        if self.route.auth not in _BY_BEARER:
+        if self.route.auth not in BY_BEARER:
             return None
         if self.route.auth is Auth.KEY_OR_LINK and "sig" in self.request.args:
             return None
@@ -432,11 +434,12 @@ class Call:
         await self._look_up(lookup, *lookups)
         if lookup.found is not None:
             # Also of one that is not valid any more.
-            owner = lookup.found if self.bearer.kind == "session" else lookup.found[0]
-            self.request.caller = owner.account_id
+            self.request.caller = (lookup.found if self.bearer.kind == "session" else lookup.found[0]).account_id
         caller = self._valid(lookup.found, self.deps.now())
         if not isinstance(caller, Refusal):
             self._admit(caller)
+        elif lookup.found is None and self.bearer.place is not None:
+            await require_here(self.deps, self.request, self.bearer.place)
         return caller
 
     def _valid(self, found: Any, now: datetime) -> Caller | Refusal:
@@ -514,12 +517,11 @@ class Call:
 
     async def ask(self, ref: AskRef, command: Command[T]) -> T | Refusal:
         """Ask an actor, as the header ``Restart-Wait`` says. Raises its faults, which are in the error table."""
-        deadline_s = self.deps.settings.ask_deadline_s
-        sent = self.request.sent[b"restart-wait"]
-        if not sent:
-            return await ref.ask(command, deadline_s=deadline_s)
-        deadline_s, while_down = read_restart_wait(sent, deadline_s)
-        return await ref.ask(command, deadline_s=deadline_s, while_down=while_down)
+        deadline_s, sent = self.deps.settings.ask_deadline_s, self.request.sent[b"restart-wait"]
+        deadline_s, while_down = read_restart_wait(sent, deadline_s) if sent else (deadline_s, "queue")
+        reply = await ref.ask(command, deadline_s=deadline_s, while_down=while_down)
+        self.request.had_effect |= not isinstance(reply, Refusal)
+        return reply
 
     async def act(self, command: Command[T]) -> T | Refusal:
         """Ask the caller's account, in the name of the API key if the caller is one. Raises as :meth:`ask` does."""

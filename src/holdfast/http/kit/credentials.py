@@ -19,14 +19,14 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
 import trio
 
 from holdfast.ledger.api_keys import has_scope, lacking_scope
-from holdfast.ledger.ids import PLACE_DIGITS, place_digits, place_of
+from holdfast.ledger.ids import PLACE_DIGITS, place_carried_by, place_digits, place_of
 from holdfast.ledger.refusals import ACCOUNT_CLOSING, ACCOUNT_DISABLED, Refusal
 from holdfast.persistence.queries.credentials import FoundKey, SessionRecord
 from holdfast.persistence.records.key_rows import ApiKeyRecord
@@ -64,6 +64,8 @@ class Bearer:
 
     kind: CredentialKind
     sha256: bytes
+    place: int | None = field(default=None, compare=False)
+    """The place that it carries; None if it carries none."""
 
 
 def mint_api_key(account_id: str, *, live: bool) -> MintedKey:
@@ -101,10 +103,16 @@ def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> 
     if wanted is not None and kind != wanted:
         return NEEDS_SESSION if wanted == "session" else NEEDS_API_KEY
     if kind == "session" and _SESSION_TOKEN.fullmatch(token):
-        return Bearer("session", digest(token))
+        return Bearer("session", digest(token), place_carried_by(token[len("hst_") :][:PLACE_DIGITS]))
     if kind == "api_key" and is_api_key(token):
-        return Bearer("api_key", digest(token))
+        return Bearer("api_key", digest(token), place_carried_by(token[:-_CHECKSUM_CHARS]))
     return INVALID_SESSION if kind == "session" else INVALID_API_KEY
+
+
+def place_of_credential(authorization: Sequence[str]) -> int | None:
+    """Return the place that a request's credential carries; None for another credential or none."""
+    found = read_bearer(authorization, None)
+    return None if isinstance(found, Refusal) else found.place
 
 
 def key_prefix_sent(authorization: Sequence[str]) -> str | None:
@@ -217,6 +225,10 @@ class KeyCache:
         self._known[sha256] = known
         if len(self._known) > self._entries_max:
             self._known.popitem(last=False)
+
+    def forget(self, sha256: bytes) -> None:
+        """Read the key again before its next use."""
+        self._known.pop(sha256, None)
 
     def __len__(self) -> int:
         return len(self._known)

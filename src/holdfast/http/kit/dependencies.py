@@ -20,6 +20,7 @@ from holdfast.http.kit.sending import Sending
 from holdfast.http.kit.upload_shares import Storage
 from holdfast.http.kit.waiting_calls import Following
 from holdfast.ledger.catalog.catalog import Catalog
+from holdfast.ledger.cells import Cells
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.ids import is_id
 from holdfast.ledger.links import PublicUrls
@@ -107,6 +108,7 @@ class Dependencies:
     ``catalog`` returns the current catalog, ``catalog_of`` a catalog by its version. ``callback_secrets``
     returns a media provider's secrets by its name (None: those without a name). ``now`` is service time, by which
     all times that the service has written are judged; ``wall`` judges those that others have signed.
+    ``cells`` is None if the service has one database.
     ``write_record`` writes what the journal does not: operators' actions and sessions, which must be possible while
     an operator repairs that, and the rows of files.
     """
@@ -130,6 +132,7 @@ class Dependencies:
     storage: Storage
     payments: Payments
     operating: Operating
+    cells: Cells | None = None
     _states: dict[type, object] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def state(self, kind: type[T]) -> T:

@@ -101,6 +101,9 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     ),
     "account_disabled": ErrorRow(403, PERMISSION, "the account is disabled"),
     "account_closing": ErrorRow(403, PERMISSION, "the account is to be closed; its owner keeps it by signing in"),
+    "account_moving": ErrorRow(
+        503, API, "the account is being moved to another database; nothing was changed", retry_after_s=1
+    ),
     "rate_limit_exceeded": ErrorRow(
         429,
         RATE_LIMIT,

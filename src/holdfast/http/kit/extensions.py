@@ -60,6 +60,8 @@ class ServedPage:
     method: Method
     path: str
     serve: Callable[[Dependencies, HoldfastRequest, dict[str, str]], Awaitable[Response]]
+    needs_session: bool = False
+    """Whether it is of the account whose session the cookie has."""
 
     @property
     def name(self) -> str:

@@ -43,6 +43,7 @@ _REF: Final = "#/components/schemas/{name}"
 
 _BEARER_CODES: Final = ("missing_credentials", "invalid_credentials", "wrong_credential_type")
 _KEY_CODES: Final = ("invalid_api_key", "api_key_expired", "api_key_paused", "account_disabled", "account_closing")
+_AWAY_CODE: Final = "account_moving"
 _OPERATOR_CODES: Final = (
     *_BEARER_CODES,
     "invalid_session",
@@ -53,10 +54,24 @@ _OPERATOR_CODES: Final = (
     "sign_in_locked",
 )
 _AUTH_CODES: Final[dict[Auth, tuple[str, ...]]] = {
-    Auth.SESSION: (*_BEARER_CODES, "invalid_session", "session_expired", "account_disabled", "account_closing"),
-    Auth.API_KEY: (*_BEARER_CODES, *_KEY_CODES, "insufficient_scope"),
-    Auth.SESSION_OR_KEY: (*_BEARER_CODES, "invalid_session", "session_expired", *_KEY_CODES, "insufficient_scope"),
-    Auth.KEY_OR_LINK: (*_BEARER_CODES, *_KEY_CODES, "insufficient_scope"),
+    Auth.SESSION: (
+        *_BEARER_CODES,
+        "invalid_session",
+        "session_expired",
+        "account_disabled",
+        "account_closing",
+        _AWAY_CODE,
+    ),
+    Auth.API_KEY: (*_BEARER_CODES, *_KEY_CODES, "insufficient_scope", _AWAY_CODE),
+    Auth.SESSION_OR_KEY: (
+        *_BEARER_CODES,
+        "invalid_session",
+        "session_expired",
+        *_KEY_CODES,
+        "insufficient_scope",
+        _AWAY_CODE,
+    ),
+    Auth.KEY_OR_LINK: (*_BEARER_CODES, *_KEY_CODES, "insufficient_scope", _AWAY_CODE),
     Auth.OPERATOR_READ: _OPERATOR_CODES,
     Auth.OPERATOR_ACT: (*_OPERATOR_CODES, "invalid_csrf_token"),
 }

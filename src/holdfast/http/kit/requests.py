@@ -85,6 +85,18 @@ class HoldfastRequest(TrioRequest):
         self.receive = receive
         self._read_bytes = 0
         self._has_read_all = False
+        self.keeps_body = False
+        """Whether it may have to be sent on to another cell once its body was read."""
+        self.kept_body: bytes | None = None
+        """The whole body, if it was read and is kept."""
+        self.body_fault: Exception | None = None
+        """Why the body cannot be read any more."""
+        self.hop = 0
+        """Why another cell has sent it on (:class:`~holdfast.http.kit.other_cells.Hop`); 0 for a client's own."""
+        self.is_settled = False
+        """Whether it is answered here: no other cell has what it names, or the response has begun."""
+        self.had_effect = False
+        """Whether an actor has accepted a command of it."""
         self.started_s = 0.0
         self.id = ""
         self.caller: str | None = None
@@ -123,23 +135,35 @@ class HoldfastRequest(TrioRequest):
         """Do nothing: no files of a form are open."""
 
     async def read_body(self, bytes_max: int, count: Callable[[int], None] | None = None) -> bytes:
-        """Read the whole body, once; ``count`` is called with the bytes of each part.
+        """Read the whole body; ``count`` is called with the bytes of each part.
 
         Raises ``RequestEntityTooLarge`` after more than ``bytes_max`` bytes. If the client disconnects it does not
         return: the server cancels the request.
         """
+        if self.kept_body is not None:
+            return self.kept_body
         parts: list[bytes] = []
         while (part := await self.read_part(bytes_max)) is not None:
             parts.append(part)
             if count is not None:
                 count(len(part))
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        if self.keeps_body:
+            self.kept_body = body
+        return body
 
-    async def read_part(self, bytes_max: int) -> bytes | None:
-        """Read the next part of the body, as :meth:`read_body` does; None after the last.
+    @property
+    def is_body_gone(self) -> bool:
+        """Whether a part of the body was read that cannot be read again."""
+        return self.kept_body is None and self._read_bytes > 0
+
+    async def read_part(self, bytes_max: int | None) -> bytes | None:
+        """Read the next part of the body, as :meth:`read_body` does; None after the last. None is no limit.
 
         The server reads no further than a little ahead.
         """
+        if self.body_fault is not None:
+            raise self.body_fault
         if self._has_read_all:
             return None
         event = await self.receive()
@@ -147,7 +171,7 @@ class HoldfastRequest(TrioRequest):
             await trio.sleep_forever()
         part = event.get("body", b"")
         self._read_bytes += len(part)
-        if self._read_bytes > bytes_max:
+        if bytes_max is not None and self._read_bytes > bytes_max:
             raise RequestEntityTooLarge
         self._has_read_all = not event.get("more_body", False)
         return part

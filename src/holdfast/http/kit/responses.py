@@ -14,7 +14,7 @@ from quart import Response
 from quart.wrappers.response import ResponseBody
 from werkzeug.exceptions import HTTPException
 
-from holdfast.actors.runtime.faults import ShareExceeded
+from holdfast.actors.runtime.faults import AccountAway, ShareExceeded
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.kit.actions import record_refused_action
 from holdfast.http.kit.calls import Call
@@ -117,6 +117,10 @@ async def handle(call: Call, route: Route) -> Outcome:
     """Run the handler of a route. To an operator a refusal names the row that cannot be read."""
     try:
         return await route.handler(call)
+    except AccountAway:
+        if call.bearer is not None:
+            call.deps.access.key_cache.forget(call.bearer.sha256)
+        raise
     except UnreadableRow as fault:
         if call.operator is None:
             raise

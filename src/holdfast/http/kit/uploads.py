@@ -32,7 +32,7 @@ from holdfast.http.kit.calls import FORM_BYTES_MAX, Call
 from holdfast.http.kit.forms import LIST_SUFFIX, Form, FormFile, is_form
 from holdfast.http.kit.routes import Declaration
 from holdfast.http.kit.values import SHOWN_CHARS_MAX, invalid_parameter, missing_parameter, shown
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.ids import new_id_of_account
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX
 from holdfast.persistence.claims.contents import Content
@@ -235,7 +235,7 @@ class _Upload:
         now = deps.now()
         added = FileRow(
             account_id=self._account_id,
-            file_id=new_id("file"),
+            file_id=new_id_of_account("file", self._account_id),
             filename=clean_filename(incoming.filename, EXTENSIONS[content_type]),
             content_type=content_type,
             bytes=spool.bytes_count,

@@ -82,7 +82,7 @@ async def _task_events(
 ) -> AsyncGenerator[bytes]:
     """Each round reads the task and checks the credential. Nothing of the task is kept that may be large."""
     clock = StreamClock(CHECK_S)
-    call.read_shares = call.deps.following.stream_shares
+    call.read_shares, call.request.is_settled = call.deps.following.stream_shares, True
     sent = _shown(task) if task.version == after else None
     sent_at = -math.inf
     yield b"retry: %d\n\n" % RETRY_MS

@@ -36,6 +36,8 @@ PROMOTIONS = "promotions"
 """The expense of credit that was granted: expired grants reduce it."""
 BREAKAGE = "breakage"
 """The income from paid credit that has expired."""
+CELLS = "cells"
+"""The credit that accounts took to other cells, less that which they brought. Over all cells it is zero."""
 
 LotKind: TypeAlias = Literal["paid", "promotional"]
 LotSource: TypeAlias = Literal["order", "recharge", "adjustment", "grant", "coupon", "bonus"]

@@ -21,6 +21,7 @@ from sqlalchemy.dialects.postgresql import insert
 from holdfast.ledger.credit.operations import Operation
 from holdfast.persistence.audit.history import HISTORY_RULES, check_history, proven_numbers
 from holdfast.persistence.audit.lots import LOT_RULES
+from holdfast.persistence.audit.moves import MOVE_RULES, accounts_away
 from holdfast.persistence.audit.orders import ORDER_RULES, READ_RULES, TOP_UP_RULES, Position, check_orders
 from holdfast.persistence.audit.receipts import RECEIPT_RULES
 from holdfast.persistence.audit.rules import (
@@ -41,7 +42,7 @@ OPERATIONS_MAX = 1_000
 """How many operations the accounts checked together have, and how many of one account a slice reads."""
 ORDERS_MAX = 200
 
-QUERY_RULES = (*RULES, *LOT_RULES, *ORDER_RULES, *TOP_UP_RULES, *RECEIPT_RULES)
+QUERY_RULES = (*RULES, *LOT_RULES, *ORDER_RULES, *TOP_UP_RULES, *RECEIPT_RULES, *MOVE_RULES)
 """Every rule that is one query."""
 RULE_NAMES = (*HISTORY_RULES, *READ_RULES, *(rule.name for rule in QUERY_RULES))
 
@@ -52,7 +53,8 @@ class AccountsCheck:
     """Checks every rule on ``accounts``, which gives each account's number of operations.
 
     With ``recent``, history begins at each account's newest checkpoint. ``operations`` counts those that were
-    checked; ``last`` has the last operation of each account.
+    checked; ``last`` has the last operation of each account. Of accounts that were moved to another cell only the
+    rules about moves are checked.
     """
 
     def __init__(self, accounts: Mapping[str, int], *, recent: bool = False) -> None:
@@ -61,7 +63,7 @@ class AccountsCheck:
         self.last: dict[str, Operation] = {}
         self.is_done = False
         self._recent = recent
-        self._scope = list(accounts)
+        self._here: list[str] | None = None
         self._examples: dict[BrokenRule, list[str]] = {}
         self._totals: Counter[BrokenRule] = Counter()
 
@@ -100,6 +102,13 @@ class AccountsCheck:
         if values:
             rows.execute(insert(checkpoints).values(values).on_conflict_do_nothing())
 
+    def _scope(self, rows: Connection) -> list[str]:
+        """Return the accounts that are in this cell."""
+        if self._here is None:
+            away = accounts_away(rows, [*self.accounts])
+            self._here = [account_id for account_id in self.accounts if account_id not in away]
+        return self._here
+
     def _histories(self) -> Iterator[tuple[str, Slice]]:
         proven: dict[str, int] | None = None
         counted = OPERATIONS_MAX
@@ -107,8 +116,8 @@ class AccountsCheck:
         def read(rows: Connection) -> None:
             nonlocal proven, counted
             if proven is None:
-                proven = proven_numbers(rows, self._scope) if self._recent else {}
-            page = check_history(rows, self._scope, proven, most=OPERATIONS_MAX)
+                proven = proven_numbers(rows, self._scope(rows)) if self._recent else {}
+            page = check_history(rows, self._scope(rows), proven, most=OPERATIONS_MAX)
             self._add(page.differences)
             self.operations += page.counted
             self.last |= page.last
@@ -125,7 +134,7 @@ class AccountsCheck:
         def read(rows: Connection) -> None:
             nonlocal after
             assert after is not None
-            differences, after = check_orders(rows, self._scope, after, most=ORDERS_MAX)
+            differences, after = check_orders(rows, self._scope(rows), after, most=ORDERS_MAX)
             self._add(differences)
 
         while after is not None:
@@ -133,7 +142,8 @@ class AccountsCheck:
 
     def _rule(self, rule: Rule) -> Slice:
         def read(rows: Connection) -> None:
-            for difference, total in find_differences(rows, rule, self._scope):
+            scope = [*self.accounts] if rule in MOVE_RULES else self._scope(rows)
+            for difference, total in find_differences(rows, rule, scope):
                 self._add([difference])
                 self._totals[difference.broken] = total
 

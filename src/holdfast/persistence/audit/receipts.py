@@ -1,7 +1,8 @@
 """The audit's rules about receipts: they are exactly the money in the books, and numbered without gaps.
 
 An operation may wait for its receipt for :data:`LATE`. The numbers of all accounts are in the view
-``receipt_numbers``, since a rule sees the receipts of a few accounts alone.
+``receipt_numbers``, since a rule sees the receipts of a few accounts alone. Receipts that came with an account
+from another cell are in that cell's series.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Final
 
 from holdfast.ledger.money import CURRENCY
 from holdfast.persistence.audit.rules import Rule
+from holdfast.persistence.records.move_tables import RECEIPTS_OF_CELL
 
 LATE: Final = "interval '15 minutes'"
 """How long after money has moved its receipt must be there, and after receipts were begun that of older money."""
@@ -58,16 +60,17 @@ RECEIPT_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "receipts are numbered without gaps, and each has the number of its place",
-        """
+        f"""
         select account_id, number, sequence, (select last_number from receipt_series) as last_number
-        from receipts d
-        where sequence < 1 or sequence > (select last_number from receipt_series)
-           or right(number, greatest(6, length(sequence::text)))
-              is distinct from lpad(sequence::text, greatest(6, length(sequence::text)), '0')
-           or (sequence > 1 and not exists (
-               select from receipt_numbers n where n.sequence = d.sequence - 1))
-           or (sequence < (select last_number from receipt_series) and not exists (
-               select from receipt_numbers n where n.sequence = d.sequence + 1))
+        from (select r.*, lpad(c.counted, greatest(6, length(c.counted)), '0') as counted
+              from receipts r, lateral (select (sequence % {RECEIPTS_OF_CELL})::text as counted) c) d
+        where sequence < 1
+           or right(number, length(counted)) is distinct from counted
+           or (sequence < {RECEIPTS_OF_CELL} and (sequence > (select last_number from receipt_series)
+               or (sequence > 1 and not exists (
+                   select from receipt_numbers n where n.sequence = d.sequence - 1))
+               or (sequence < (select last_number from receipt_series) and not exists (
+                   select from receipt_numbers n where n.sequence = d.sequence + 1))))
         """,
         "the receipt {number} is number {sequence} of {last_number}, or the one before or after it is missing",
     ),

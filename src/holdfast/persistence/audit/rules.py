@@ -30,10 +30,11 @@ OWNERS: Mapping[str, str] = {
     "accounts": "id",
     **dict.fromkeys(
         (
-            "account_changes", "account_limits", "alerts", "api_keys", "archives", "assets", "auto_top_ups",
-            "checkpoints", "coupon_uses", "credit_lots", "file_uses", "files", "group_keys", "holds", "key_groups",
-            "operations", "order_payments", "orders", "outbox", "outbox_attempts", "payment_events", "postings",
-            "receipts", "sessions", "task_events", "tasks", "usage_entries", "webhooks", "usage_totals",
+            "account_changes", "account_limits", "account_moves", "alerts", "api_keys", "archives", "assets",
+            "auto_top_ups", "checkpoints", "coupon_uses", "credit_lots", "file_uses", "files", "group_keys",
+            "holds", "key_groups", "operations", "order_payments", "orders", "outbox", "outbox_attempts",
+            "payment_events", "postings", "receipts", "sessions", "task_events", "tasks", "usage_entries",
+            "webhooks", "usage_totals",
         ),
         "account_id",
     ),

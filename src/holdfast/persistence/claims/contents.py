@@ -58,6 +58,8 @@ _MARK = text(
     "and claimed_until < :at and (marked_at is null or marked_at < :marked_before) "
     "and not exists (select from assets a where a.sha256 = c.sha256 and a.content_type = c.content_type) "
     "and not exists (select from files f where f.sha256 = c.sha256 and f.content_type = c.content_type) "
+    # While an account is closed for a move its rows are not there.
+    "and not exists (select from moving_rows) "
     "order by sha256, content_type for update of c skip locked) "
     "update contents c set marked_at = :at from due "
     "where c.sha256 = due.sha256 and c.content_type = due.content_type returning c.sha256, c.content_type"

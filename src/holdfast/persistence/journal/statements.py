@@ -321,6 +321,7 @@ from {{arrays}} join webhooks w on w.account_id = v.account_id
 where w.enabled and w.events && array[v.kind, '{ALL_OF_TASKS}', '{ALL}']
 """
 
+_ATTEMPT = ", ".join(_fields(tables.outbox_attempts, rows.OutboxAttemptRow))
 STATEMENTS: tuple[RowStatement, ...] = (
     # New rows precede their changes. Otherwise the order is free: the tables have no foreign keys.
     RowStatement(tables.accounts, rows.AccountRow).insert(),
@@ -420,6 +421,7 @@ STATEMENTS: tuple[RowStatement, ...] = (
     ),
     RowStatement(tables.sign_ins, rows.SignInRow).update(),
     RowStatement(tables.sign_ins, rows.SignInDeletedRow).delete(),
+    RowStatement(tables.given_emails, rows.GivenEmailRow).upsert(),
     RowStatement(tables.idempotency_records, rows.IdempotencyRow).upsert(),
     RowStatement(tables.outbox, rows.OutboxRow).insert(),
     RowStatement(tables.outbox, rows.OutboxOutcomeRow).update(["account_id", "event_id", "attempts", "round_at"]),
@@ -429,7 +431,11 @@ STATEMENTS: tuple[RowStatement, ...] = (
         ("account_id", "event_id", "due_at", "status", "tries", "done_at", "reason"),
         round_at="unless_since",
     ).using(_RESEND, ("account_id", "event_id")),
-    RowStatement(tables.outbox_attempts, rows.OutboxAttemptRow).insert("on conflict do nothing"),
+    # An outcome that comes after its account was moved to another cell finds no event, and leaves nothing.
+    RowStatement(tables.outbox_attempts, rows.OutboxAttemptRow).using(
+        f"insert into outbox_attempts ({_ATTEMPT}) select {_ATTEMPT} from {{arrays}} where exists (select from "
+        "outbox o where o.account_id = v.account_id and o.event_id = v.event_id) on conflict do nothing"
+    ),
     RowStatement(tables.webhook_secrets, rows.WebhookSecretRow).insert("on conflict do nothing"),
     RowStatement(tables.webhooks, event_rows.WebhookRow).upsert(
         is_silent="webhooks.is_silent or webhooks.url <> excluded.url"

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Connection, text
 
 from holdfast.ledger.clock import format_time
-from holdfast.ledger.credit.operations import AVAILABLE, HELD
+from holdfast.ledger.credit.operations import AVAILABLE, CELLS, HELD
 from holdfast.ledger.money import CURRENCY, format_amount
 from holdfast.ledger.public_types import Amount, Currency, Time
 
@@ -100,16 +100,30 @@ class LiabilitiesBody(msgspec.Struct, frozen=True):
     """Their sum, which is what is held."""
 
 
+# What an account that came from another cell did before is in the books of the cells where it was.
+_NOT_ELSEWHERE = """
+    not exists (
+        select from account_moves m where m.account_id = {of}.account_id and m.direction = 'in'
+          and {of}.number > m.number_before and {of}.number <= m.number and m.state = 'arrived')
+"""
 _TRIAL_BALANCE = text(
-    """
+    f"""
     with stored as (
         select coalesce(sum(balance_micro), 0) as balance, coalesce(sum(held_micro), 0) as held from accounts
+    ), transfers as (
+        select case direction when 'in' then 1 else -1 end as sign, balance_micro, held_micro
+        from account_moves where state not in ('undone', 'refused')
+    ), entries as (
+        select ledger_account, amount_micro from postings p where {_NOT_ELSEWHERE.format(of="p")}
+        union all select '{AVAILABLE}', sign * (balance_micro - held_micro) from transfers
+        union all select '{HELD}', sign * held_micro from transfers
+        union all select '{CELLS}', -sign * balance_micro from transfers
     )
     select now() as at, p.ledger_account, p.balance_micro, p.postings,
            stored.balance as stored_balance_micro, stored.held as stored_held_micro
     from stored left join (
         select ledger_account, sum(amount_micro) as balance_micro, count(*) as postings
-        from postings group by ledger_account
+        from entries group by ledger_account
     ) p on true
     order by p.ledger_account
     """
@@ -131,14 +145,19 @@ _REVENUE = """
     select date(o.at at time zone 'UTC') as day, {name} as name, count(*) as captures,
            sum(o.amount_micro) as amount_micro
     from operations o {joined}
-    where o.kind = 'capture' and o.at >= :since and o.at < :until
+    where o.kind = 'capture' and o.at >= :since and o.at < :until and {not_elsewhere}
     group by 1, 2 order by 1, 2
 """
-_OF_TASKS = "join tasks t on t.request_id = o.reference and t.account_id = o.account_id"
+_OF_TASKS = "left join tasks t on t.request_id = o.reference and t.account_id = o.account_id"
+_OF_MOVED = "(accounts in other cells)"
+"""The name of what was captured for tasks that have left with their accounts."""
 _REVENUE_BY = {
-    "day": text(_REVENUE.format(name="''", joined="")),
-    "model": text(_REVENUE.format(name="t.model", joined=_OF_TASKS)),
-    "provider": text(_REVENUE.format(name="t.provider", joined=_OF_TASKS)),
+    by: text(_REVENUE.format(name=name, joined=joined, not_elsewhere=_NOT_ELSEWHERE.format(of="o")))
+    for by, name, joined in (
+        ("day", "''", ""),
+        ("model", f"coalesce(t.model, '{_OF_MOVED}')", _OF_TASKS),
+        ("provider", f"coalesce(t.provider, '{_OF_MOVED}')", _OF_TASKS),
+    )
 }
 
 

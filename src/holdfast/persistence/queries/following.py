@@ -67,7 +67,7 @@ class Changed(NamedTuple):
 
 
 def find_changed(rows: Connection, asked: Sequence[Asked]) -> dict[Asked, Changed]:
-    """Return what streams ask for, each of an account that exists.
+    """Return what streams ask for; nothing of an account that has gone to another cell.
 
     The accounts are read before the rows, so that these are not older than the numbers.
     """
@@ -76,6 +76,8 @@ def find_changed(rows: Connection, asked: Sequence[Asked]) -> dict[Asked, Change
     wanted: dict[Asked, list[str]] = {}
     for each in asked:
         account_id, row_ids, after, missed = each
+        if account_id not in accounts_by_id:
+            continue
         # Without a notice it was changed by a process that is no member, as a command.
         is_sought = missed or (not row_ids and accounts_by_id[account_id][0] != after)
         others = rows_after(rows, account_id, after) if is_sought else []

@@ -18,6 +18,7 @@ from holdfast.ledger.public_types import Role
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.credentials import live_api_keys
 from holdfast.persistence.queries.lots import read_lot_amounts
+from holdfast.persistence.queries.moves import find_email
 from holdfast.persistence.queries.spending import (
     GROUPS_OF_ACCOUNT,
     LIMITS_OF_ACCOUNT,
@@ -67,6 +68,8 @@ class LoadedSignIn(msgspec.Struct, frozen=True):
     is_disabled: bool
     account_version: int = 0
     closes_at: datetime | None = None
+    is_away: bool = False
+    """The account with the address is in another cell, or would be."""
 
 
 class RowMissing(Exception):
@@ -218,7 +221,9 @@ def load_sign_in(connection: Connection, key: str) -> LoadedSignIn:
             ).where(tables.accounts.c.email == key.removeprefix("email:"))
         ).one_or_none()
     if account is None:
-        return LoadedSignIn(version, state, None, None, is_disabled=False)
+        found = find_email(connection, key.removeprefix("email:")) if key.startswith("email:") else None
+        is_away = found is not None and (found.away is not None or found.given_to is not None)
+        return LoadedSignIn(version, state, None, None, is_disabled=False, is_away=is_away)
     return LoadedSignIn(
         version,
         state,

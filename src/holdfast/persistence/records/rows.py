@@ -167,6 +167,14 @@ class SignInRow(JournaledRow, frozen=True):
     state: object
 
 
+class GivenEmailRow(JournaledRow, frozen=True):
+    """An e-mail address without an account here, which is another cell's from then on."""
+
+    email_sha256: bytes
+    cell: int
+    at: datetime
+
+
 class IdempotencyProbe(NamedTuple):
     """A key that must be unused; the journal checks it before it writes the unit."""
 

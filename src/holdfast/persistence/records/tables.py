@@ -31,6 +31,7 @@ from holdfast.persistence.records.credit_tables import (
 )
 from holdfast.persistence.records.event_rows import AlertsRow, WebhookRow
 from holdfast.persistence.records.key_rows import ApiKeyRecord, GroupKeyRow, KeyGroupRow
+from holdfast.persistence.records.move_tables import account_moves, given_emails, moving_rows
 from holdfast.persistence.records.operator_tables import (
     check_callbacks,
     operator_actions,
@@ -64,8 +65,9 @@ from holdfast.persistence.records.rows import (
 from holdfast.persistence.records.table_base import Int16, Int32, columns, columns_of, index, metadata, table
 
 __all__ = [
-    "check_callbacks", "coupon_tries", "coupon_uses", "coupons", "credit_lots", "metadata", "operator_actions",
-    "operator_sessions", "overrides", "poison_messages", "statement_keys",
+    "account_moves", "check_callbacks", "coupon_tries", "coupon_uses", "coupons", "credit_lots", "given_emails",
+    "metadata", "moving_rows", "operator_actions", "operator_sessions", "overrides", "poison_messages",
+    "statement_keys",
 ]  # fmt: skip
 
 accounts = table(

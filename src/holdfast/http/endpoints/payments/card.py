@@ -23,6 +23,8 @@ from holdfast.actors.account.messages import (
 )
 from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, order_not_found, write_order
 from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.forwarding import forward_to_each
+from holdfast.http.kit.other_cells import require_here, require_place
 from holdfast.http.kit.refused_callbacks import SENDER_ERRORS, count_refused, refused_signature
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
 from holdfast.http.kit.values import ORDER_DECIMALS_MAX, read_amount, shown
@@ -35,7 +37,7 @@ from holdfast.http.schemas.payments import (
     render_order,
 )
 from holdfast.ledger.api_keys import ORDERS_WRITE
-from holdfast.ledger.ids import is_id
+from holdfast.ledger.ids import is_id, place_carried_by, place_of
 from holdfast.ledger.money import MICRO, format_amount
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.top_ups import AutoTopUp, SavedCard
@@ -226,8 +228,17 @@ async def _receive_event(call: Call) -> Outcome:
     if not event.is_handled:
         await deps.payments.unmatched_events.store(event.event_id, event.type, "ignored", stored_body)
         return EventIgnored(event.event_id)
+    if event.order_id is not None:
+        require_place(deps, call.request, place_carried_by(event.order_id))
     order = await deps.database.read(partial(order_of_event, provider=PROVIDER, event=event))
+    if order is None and event.order_id is None:
+        # It names a payment alone, and any cell may have its order.
+        applied = await forward_to_each(deps, call.request, EventIgnored)
+        if applied is not None:
+            return applied
     if order is None:
+        if event.order_id is not None:
+            await require_here(deps, call.request, place_carried_by(event.order_id))
         await deps.payments.unmatched_events.store(event.event_id, event.type, "unmatched", stored_body)
         return EventIgnored(event.event_id) if event.order_id is None else order_not_found(event.order_id)
     command = ReceivePaymentEvent(order_id=order.order_id, event=event, body=stored_body)
@@ -242,7 +253,10 @@ async def _save_card(call: Call, card: CardPayments, setup: SavedByCustomer) -> 
     provider does, so that the event is sent again.
     """
     deps = call.deps
+    require_place(deps, call.request, place_of(setup.account_id))
     known = await deps.database.read(partial(top_up_of_account, account_id=setup.account_id))
+    if known is None:
+        await require_here(deps, call.request, place_of(setup.account_id))
     if known is None or known.customer_id != setup.customer_id:
         return None
     try:

@@ -7,6 +7,7 @@ from typing import Final
 from holdfast.actors.account.messages import PaySandboxOrder
 from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, write_order
 from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.other_cells import require_here, require_place
 from holdfast.http.kit.refused_callbacks import count_refused
 from holdfast.http.kit.responses import reply_outcome
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
@@ -25,6 +26,7 @@ from holdfast.http.schemas.payments import (
     sandbox_values,
 )
 from holdfast.ledger.api_keys import ORDERS_WRITE
+from holdfast.ledger.ids import place_carried_by
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.sandbox_signature import SIGNATURE_HEADER, read_values, sign, verify_sandbox
 from holdfast.ledger.refusals import Refusal
@@ -97,7 +99,11 @@ async def _receive(call: Call) -> Outcome:
     values = read_values(call.json)
     if isinstance(values, Refusal):
         return values
+    place = place_carried_by(values.order_id)
+    require_place(call.deps, call.request, place)
     order = await call.deps.find_by_id(order_by_id, values.order_id)
+    if order is None:
+        await require_here(call.deps, call.request, place)
     event_id = None if order is None else order.request.sandbox_event_id
     header = ",".join(call.request.headers.getlist(SIGNATURE_HEADER))
     refusal = verify_sandbox(header, values, [deps.settings.sandbox_secret], event_id=event_id)

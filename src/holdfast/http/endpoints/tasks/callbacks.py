@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.actors.task.messages import ReceiveProviderUpdate
 from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.other_cells import require_here, require_place
 from holdfast.http.kit.refused_callbacks import (
     SENDER_ERRORS,
     count_refused,
@@ -21,7 +22,7 @@ from holdfast.http.kit.values import shown
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.http.services.tasks import task_not_found
 from holdfast.ledger.catalog.models import CALLBACK_BYTES_MOST, ProviderConfig
-from holdfast.ledger.ids import is_id
+from holdfast.ledger.ids import is_id, place_carried_by
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.persistence.queries.tasks import task_by_id
@@ -168,20 +169,28 @@ async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
 
 async def apply_update(call: Call, update: ProviderUpdate, body: bytes) -> Outcome:
     """Ask the task to apply a verified update of its ``provider``; ``body`` is stored."""
+    place = place_carried_by(update.request_id)
+    require_place(call.deps, call.request, place)
     if is_of_check(update.request_id):
         return await receive_for_check(call, update)
     if not is_id(update.request_id):
         return task_not_found(update.request_id)
     command = ReceiveProviderUpdate(update=update, body=body)
     done = await call.ask(call.deps.tasks.ref(update.request_id), command)
+    if isinstance(done, Refusal) and done.code == "task_not_found":
+        await require_here(call.deps, call.request, place)
     return done if isinstance(done, Refusal) else task_body(call.deps, done.task)
 
 
 async def _provider_of(call: Call, request_id: str) -> str | None:
+    place = place_carried_by(request_id)
+    require_place(call.deps, call.request, place)
     if is_of_check(request_id):
         sealed = sealed_check(call)
         return None if sealed is None else sealed[0]
     task = await call.deps.find_by_id(task_by_id, request_id)
+    if task is None:
+        await require_here(call.deps, call.request, place)
     return None if task is None else task.provider
 
 

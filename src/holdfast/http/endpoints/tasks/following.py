@@ -127,7 +127,7 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
     """
     clock = StreamClock(CHECK_S)
     following = call.deps.following
-    call.read_shares = following.stream_shares
+    call.read_shares, call.request.is_settled = following.stream_shares, True
     sent: AccountBody | None = None
     position, missed = after, True
     row_ids: Sequence[str] = ()
@@ -140,7 +140,8 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
                 yield b": idle\n\n"
             lookup = Lookup(find_changed, Asked(account_id, tuple(row_ids), position, missed))
             await following.stream_shares.run(account_id, partial(following.stream_lookups.run, lookup))
-            assert lookup.found is not None
+            if lookup.found is None:
+                return
             number, totals, row_ids, rows = lookup.found
             lookup.found, events = None, b""
             for start in range(0, len(row_ids), ROWS_AT_ONCE):

@@ -1,0 +1,322 @@
+"""Requests that belong to another cell: which they are, and how that cell is asked for the response.
+
+A credential or an id in the path names a place, so most requests are sent on before their body is read. What names
+its account in its body, and what is missing here, raises :class:`~holdfast.http.kit.other_cells.OfAnotherCell` once
+that is known; its body has been kept for that. Each time a request carries the sender's signature with the reason.
+
+Only the cells in the list are called, at the path that the client asked for. The client's address is reported in
+the header that the settings name, so the cells trust each other's machines as they trust a proxy. A certificate of
+a cell is checked by the authorities of the system, or by those of OpenSSL's ``SSL_CERT_FILE``.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+import httpx2
+import msgspec
+import structlog
+import trio
+from quart import Response
+from quart.wrappers.response import DataBody
+from werkzeug.datastructures import Headers
+
+from holdfast.actors.runtime.faults import AccountAway
+from holdfast.http.kit.calls import BY_BEARER
+from holdfast.http.kit.client_address import client_address
+from holdfast.http.kit.credentials import place_of_credential
+from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.extensions import ServedPage
+from holdfast.http.kit.other_cells import Hop, NotHere, OfAnotherCell, raise_moved, require_here, require_place
+from holdfast.http.kit.requests import HoldfastRequest
+from holdfast.http.kit.responses import outcome_response, refusal_response, streamed
+from holdfast.http.kit.routes import Route, is_for_operators
+from holdfast.ledger.cells import Cell
+from holdfast.ledger.ids import place_carried_by
+from holdfast.ledger.refusals import ACCOUNT_MOVING, Refusal
+from holdfast.persistence.queries.moves import find_departed
+from holdfast.persistence.server.lookups import Lookup
+from holdfast.providers.signatures import sign, verify_signature
+
+MARK: Final = "Holdfast-Forwarded"
+CONNECT_S: Final = 2.0
+ANSWER_S: Final = 600.0
+"""As long as a client of OpenAI's waits for a result. One that gives up earlier ends its request here and there."""
+CLOSE_S: Final = 1.0
+
+_CONNECTION: Final = frozenset(
+    {b"connection", b"expect", b"host", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
+)
+_REPLACED: Final = frozenset({b"forwarded", b"x-forwarded-for", MARK.lower().encode()})
+"""The headers that say who calls; the client's own say nothing."""
+_OWN: Final = frozenset({b"x-request-id", b"traceresponse"})
+_SESSION: Final = re.compile(r"\bhst_[A-Za-z0-9_-]{43}", re.ASCII)
+_IN_PATH: Final = ("request_id", "order_id", "file_id", "asset_id")
+
+_KEY: Final = b"idempotency-key"
+_READING: Final = frozenset({"GET", "HEAD"})
+_MISDIRECTED: Final = 421
+"""The status of a response to another cell, which has to look elsewhere."""
+_UNKNOWN: Final = Refusal(
+    code="temporarily_unavailable",
+    message="The outcome is unknown; repeat the request with its Idempotency-Key.",
+)
+
+log = structlog.get_logger(__name__)
+
+
+class Clients:
+    """The HTTP client for each cell, made at first use: one that stalls takes no connection of the others."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, httpx2.AsyncClient] = {}
+
+    def client_for(self, cell: Cell, connections_max: int) -> httpx2.AsyncClient:
+        """Return the client for a cell."""
+        found = self._clients.get(cell.url)
+        if found is None:
+            found = self._clients[cell.url] = httpx2.AsyncClient(
+                trust_env=False,
+                follow_redirects=False,
+                verify=ssl.create_default_context(),
+                timeout=httpx2.Timeout(ANSWER_S, connect=CONNECT_S, pool=CONNECT_S),
+                limits=httpx2.Limits(max_connections=connections_max, keepalive_expiry=5.0),
+            )
+        return found
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for client in self._clients.values():
+            await client.aclose()
+
+
+def place_of_request(request: HoldfastRequest, path: Mapping[str, str], route: Route | ServedPage) -> int | None:
+    """Return the place in a request's credential, in a page's cookie, or else in an id of the path."""
+    if isinstance(route, ServedPage):
+        found = _SESSION.search(";".join(request.sent[b"cookie"])) if route.needs_session else None
+        return None if found is None else place_of_credential([f"Bearer {found[0]}"])
+    if route.auth in BY_BEARER:
+        place = place_of_credential(request.sent[b"authorization"])
+        if place is not None:
+            return place
+    named = next((path[name] for name in _IN_PATH if name in path), None)
+    return None if named is None else place_carried_by(named)
+
+
+async def serve_in_cells(
+    deps: Dependencies,
+    route: Route | ServedPage,
+    request: HoldfastRequest,
+    path: Mapping[str, str],
+    serve: Callable[[], Awaitable[Response]],
+) -> Response:
+    """Have a request served by the cell that has what it names, by its head or as is found on the way.
+
+    Operators call each cell themselves.
+    """
+    if is_for_operators(request.path):
+        return await _serve_operator(serve)
+    request.hop = _hop_of(deps, request)
+    request.keeps_body = True
+    place = place_of_request(request, path, route)
+    while True:
+        try:
+            if place is not None and not request.is_settled:
+                require_place(deps, request, place)
+            return await _serve_here(deps, request, place, serve)
+        except AccountAway:
+            return refusal_response(ACCOUNT_MOVING)
+        except NotHere:
+            return Response(b"", status=_MISDIRECTED)
+        except OfAnotherCell as found:
+            for cell in found.cells:
+                answer = await forward(deps, request, cell, found.hop)
+                if answer is not None:
+                    return outcome_response(answer)
+            # It may have come back meanwhile, or it is nowhere.
+            request.is_settled = True
+            if request.is_body_gone:
+                request.body_fault = AccountAway("the body was sent to another cell")
+
+
+async def _serve_operator(serve: Callable[[], Awaitable[Response]]) -> Response:
+    try:
+        return await serve()
+    except OfAnotherCell as found:
+        [cell, *_] = found.cells
+        message = f"This is of cell {cell.number}; its operators' address is {cell.operators_url}."
+        return refusal_response(Refusal(code="invalid_email", message=message, param="email"))
+
+
+async def _serve_here(
+    deps: Dependencies, request: HoldfastRequest, place: int | None, serve: Callable[[], Awaitable[Response]]
+) -> Response:
+    """Serve a request here. Raises as :func:`require_here` does if what it names is not here, or not any more."""
+    try:
+        response = await serve()
+    except AccountAway:
+        if place is not None:
+            await require_here(deps, request, place)
+        raise
+    is_missing = response.status_code == 404
+    if request.caller is None:
+        if is_missing and place is not None:
+            await require_here(deps, request, place)
+    elif (is_missing or request.method in _READING) and isinstance(response.response, DataBody):
+        # Rows may have been read when the account had just departed.
+        departed = Lookup(find_departed, request.caller)
+        await deps.access.lookups.run(departed)
+        if departed.found is not None:
+            if departed.found.is_closed:
+                raise AccountAway("the account departed while the request was served")
+            raise_moved(deps, request, departed.found.cell)
+    return response
+
+
+async def forward(deps: Dependencies, request: HoldfastRequest, cell: Cell, hop: Hop) -> Response | Refusal | None:
+    """Return another cell's response to a request; None if it does not have what that names.
+
+    Refuses with ``temporarily_unavailable``, and says whether the cell may have got it.
+    """
+    if hop <= request.hop:
+        log.error("the cells disagree where a request belongs", path=request.path, cell=cell.number)
+        message = "The parts of the service do not agree who serves this; try again later."
+        return Refusal(code="temporarily_unavailable", message=message)
+    if request.had_effect or request.is_body_gone:
+        return _UNKNOWN
+    client = deps.state(Clients).client_for(cell, deps.settings.waiting_max)
+    url = httpx2.URL(cell.url).copy_with(raw_path=_target(request))
+    headers = _headers(deps, request, cell, hop)
+    has_body = bool(request.content_length or request.sent[b"transfer-encoding"])
+    content = request.kept_body if request.kept_body is not None else _parts(request) if has_body else None
+    # The connection may have been closed while it was kept for the next request.
+    tries = 2 if content is request.kept_body and (request.method in _READING or request.sent[_KEY]) else 1
+    while True:
+        tries -= 1
+        try:
+            answer = await client.send(
+                httpx2.Request(request.method, url, headers=headers, content=content), stream=True
+            )
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as fault:
+            log.warning("a cell cannot be reached", cell=cell.number, reason=type(fault).__name__)
+            message = "The part of the service that has this account is away; try again later."
+            return Refusal(code="temporarily_unavailable", message=message)
+        except httpx2.HTTPError as fault:
+            if tries and isinstance(fault, httpx2.NetworkError | httpx2.RemoteProtocolError):
+                continue
+            log.warning("a cell's answer was lost", cell=cell.number, reason=type(fault).__name__)
+            return _UNKNOWN
+        break
+    if answer.status_code == _MISDIRECTED:
+        await answer.aclose()
+        return None
+    # Of the two ids of this request the client gets the one that is in the response's body.
+    request.id = answer.headers.get("x-request-id", request.id)
+    response = streamed(_body_of(answer), {}, status=answer.status_code)
+    response.timeout = None
+    response.headers = Headers(
+        (name.decode("latin1"), value.decode("latin1"))
+        for name, value in answer.headers.raw
+        if name.lower() not in _CONNECTION | _OWN
+    )
+    if request.method == "HEAD":
+        await answer.aclose()
+    return response
+
+
+async def forward_to_each(
+    deps: Dependencies, request: HoldfastRequest, without_effect: type[msgspec.Struct]
+) -> Response | Refusal | None:
+    """Ask the other cells in turn, and return the first response that is not ``without_effect``; None if all are.
+
+    A request that a cell has sent on for that is not sent again.
+    """
+    if deps.cells is None or request.hop >= Hop.MISSED:
+        return None
+    for cell in deps.cells.all:
+        if cell is deps.cells.own:
+            continue
+        response = await forward(deps, request, cell, Hop.MISSED)
+        if isinstance(response, Refusal):
+            return response
+        if response is None:
+            continue
+        async with response.response as parts:
+            content = b"".join([part async for part in parts])
+        if response.status_code != 200 or not _is(content, without_effect):
+            return Response(content, response.status_code, response.headers)
+    return None
+
+
+def _is(content: bytes, kind: type[msgspec.Struct]) -> bool:
+    try:
+        msgspec.json.decode(content, type=kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+@asynccontextmanager
+async def _body_of(answer: httpx2.Response) -> AsyncIterator[AsyncIterator[bytes]]:
+    try:
+        yield answer.aiter_raw()
+    finally:
+        with trio.move_on_after(CLOSE_S, shield=True):
+            await answer.aclose()
+
+
+async def _parts(request: HoldfastRequest) -> AsyncIterator[bytes]:
+    """Yield the body as it comes; the other cell limits it. It is sent once."""
+    while (part := await request.read_part(None)) is not None:
+        yield part
+
+
+def _headers(deps: Dependencies, request: HoldfastRequest, cell: Cell, hop: Hop) -> list[tuple[bytes, bytes]]:
+    settings = deps.settings
+    kept = [each for each in request.scope["headers"] if each[0] not in _CONNECTION | _REPLACED]
+    peer = request.scope.get("client")
+    reported = request.headers.getlist(settings.proxy_header)
+    address = client_address(
+        str(peer[0]) if peer else None, reported, settings.trusted_proxies, header=settings.proxy_header
+    )
+    if address is not None and settings.proxy_header == "Forwarded":
+        shown = f'"[{address}]"' if address.version == 6 else str(address)
+        kept.append((b"forwarded", f"for={shown}".encode()))
+    elif address is not None:
+        kept.append((b"x-forwarded-for", str(address).encode()))
+    mark = sign(_key(deps), _signed(cell, request, hop), at=int(deps.wall().timestamp()))
+    host = httpx2.URL(cell.url).netloc
+    return [(b"host", host), *kept, (MARK.lower().encode(), mark.encode())]
+
+
+def _target(request: HoldfastRequest) -> bytes:
+    query = request.scope["query_string"]
+    return request.scope["raw_path"] + (b"?" + query if query else b"")
+
+
+def _hop_of(deps: Dependencies, request: HoldfastRequest) -> int:
+    """Return the reason for which another cell has sent a request on to this one; 0 if none has."""
+    assert deps.cells is not None
+    sent, own = ",".join(request.sent[MARK.lower().encode()]), deps.cells.own
+    if not sent:
+        return 0
+    return next(
+        (
+            hop
+            for hop in Hop
+            if verify_signature(sent, _signed(own, request, hop), [_key(deps)], now=deps.wall()) == "valid"
+        ),
+        0,
+    )
+
+
+def _signed(cell: Cell, request: HoldfastRequest, hop: Hop) -> bytes:
+    return f"{cell.number} {hop.name} {request.method} ".encode() + _target(request)
+
+
+def _key(deps: Dependencies) -> str:
+    return deps.settings.derived_key("cells").hex()

@@ -1,0 +1,129 @@
+"""Whether what a request names is in this cell, and which cells to ask if it is not.
+
+:mod:`holdfast.http.kit.forwarding` asks them. A cell is asked with a reason, and itself asks others only with a
+greater one, so no request goes in circles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import partial
+
+from holdfast.actors.runtime.faults import AccountAway
+from holdfast.actors.sign_in.messages import GiveAddress
+from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.requests import HoldfastRequest
+from holdfast.ledger.cells import Cell
+from holdfast.persistence.queries.moves import find_away, find_email
+
+
+class Hop(IntEnum):
+    """Why a cell is asked."""
+
+    LISTED = 1
+    """By the list, what the request names is there, or that cell knows where it is."""
+    MISSED = 2
+    """It is not in another cell that may have it."""
+    MOVED = 3
+    """The account was moved there."""
+
+
+class OfAnotherCell(Exception):
+    """The request is to be answered by the first of some cells that has what it names."""
+
+    def __init__(self, cells: Sequence[Cell], hop: Hop) -> None:
+        super().__init__(f"{hop.name.lower()}: {', '.join(str(cell.number) for cell in cells)}")
+        self.cells = cells
+        self.hop = hop
+
+
+class NotHere(Exception):
+    """The cell that has sent this request on must look elsewhere: this one does not have what it names."""
+
+
+def require_place(deps: Dependencies, request: HoldfastRequest, place: int) -> None:
+    """Raise :class:`OfAnotherCell` if no account of a place can be here. Afterwards one may be missing still."""
+    if deps.cells is not None and request.hop < Hop.MISSED:
+        cells = deps.cells.of_place(place)
+        if deps.cells.own not in cells:
+            raise OfAnotherCell(cells[:1], Hop.LISTED)
+
+
+async def require_here(deps: Dependencies, request: HoldfastRequest, place: int) -> None:
+    """Return if what was not found here, of an account of a place, is in no other cell.
+
+    Raises :class:`OfAnotherCell`, :class:`AccountAway` if it may be closed for a move, or :class:`NotHere`.
+    """
+    if deps.cells is None or request.is_settled:
+        return
+    away = await deps.database.read(partial(find_away, place=place))
+    if away is not None and away.is_closed:
+        raise AccountAway("an account of the place is closed for a move")
+    if away is not None:
+        raise_moved(deps, request, away.cell)
+    if request.hop >= Hop.MISSED:
+        raise NotHere
+    others = [cell for cell in deps.cells.of_place(place) if cell is not deps.cells.own]
+    if others:
+        raise OfAnotherCell(others, Hop.MISSED)
+
+
+async def require_email(deps: Dependencies, request: HoldfastRequest, email: str, *, gives: bool = False) -> None:
+    """Return if the account of a normalised e-mail address is here, or is to be opened here.
+
+    The cell that the list names opens one once each cell that had the address before has given it: with ``gives``
+    a cell does that when it is asked. Raises as :func:`require_here` does.
+    """
+    if deps.cells is None:
+        return
+    own, (home, *former) = deps.cells.own, deps.cells.of_email(email)
+    if request.hop < Hop.MISSED and own not in (home, *former):
+        raise OfAnotherCell([home], Hop.LISTED)
+    found = await deps.database.read(partial(find_email, email=email))
+    if found.is_here:
+        return
+    if found.away is not None:
+        if found.away.is_closed or request.is_settled:
+            raise AccountAway("the account of the address is closed for a move")
+        raise_moved(deps, request, found.away.cell)
+    if request.hop != Hop.MOVED:
+        await _require_unknown_email(deps, request, email, found.given_to, gives=gives)
+
+
+async def _require_unknown_email(
+    deps: Dependencies, request: HoldfastRequest, email: str, given_to: int | None, *, gives: bool
+) -> None:
+    """Return if an account is to be opened here for an address of which no account is known here."""
+    assert deps.cells is not None
+    own, (home, *former) = deps.cells.own, deps.cells.of_email(email)
+    if request.hop == Hop.MISSED:
+        if given_to is None and gives:
+            await deps.sign_ins.ref(f"email:{email}").ask(GiveAddress(home.number))
+        elif given_to is None:
+            # A code that was sent from here, by a process with the list of before, may still be used.
+            return
+        raise NotHere
+    if given_to is not None:
+        # A process with the list of before reads here that the address is not this cell's any more.
+        home = next((cell for cell in deps.cells.all if cell.number == given_to), own)
+    if home is not own:
+        raise OfAnotherCell([home], Hop.LISTED)
+    if given_to is not None:
+        raise AccountAway("the cell that has the address is not in this process's list")
+    if former and not request.is_settled:
+        raise OfAnotherCell(former, Hop.MISSED)
+
+
+def raise_moved(deps: Dependencies, request: HoldfastRequest, number: int) -> None:
+    """Raise :class:`OfAnotherCell` with the cell that an account was moved to.
+
+    Raises :class:`NotHere` instead if the request has come here for that: the account is on its way back.
+    """
+    assert deps.cells is not None
+    cell = deps.cells.of_number(number)
+    if request.hop == Hop.MOVED:
+        raise NotHere
+    if cell is None:
+        raise AccountAway(f"cell {number} is not in this process's list")
+    raise OfAnotherCell([cell], Hop.MOVED)

@@ -1,0 +1,88 @@
+"""Where an account is that is not in this cell. It is asked only when something was not found."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Connection, select
+
+from holdfast.ledger.cells import Cells
+from holdfast.ledger.ids import place_of
+from holdfast.persistence.records.tables import account_moves, accounts, given_emails
+
+
+class Away(NamedTuple):
+    """The cell that accounts of a place were moved to. While ``is_closed``, one of them is in neither cell."""
+
+    cell: int
+    is_closed: bool
+
+
+class FoundEmail(NamedTuple):
+    """Whether an e-mail address has an account here, or where it is, or the cell that would open one."""
+
+    is_here: bool
+    away: Away | None = None
+    given_to: int | None = None
+
+
+_AWAY = account_moves.c.state.in_(("closed", "moved"))
+
+
+def find_away(rows: Connection, place: int) -> Away | None:
+    """Return where the accounts of a place are that were moved away; None if all are here.
+
+    They are all in one cell.
+    """
+    found = rows.execute(
+        select(account_moves.c.cell, account_moves.c.state).where(account_moves.c.place == place, _AWAY)
+    ).all()
+    return Away(found[0].cell, any(row.state == "closed" for row in found)) if found else None
+
+
+def find_departed(rows: Connection, account_ids: Sequence[str]) -> dict[str, Away]:
+    """Return where accounts are that were moved away from here."""
+    query = select(account_moves.c.account_id, account_moves.c.cell, account_moves.c.state)
+    found = rows.execute(query.where(account_moves.c.account_id.in_(account_ids), _AWAY))
+    return {row.account_id: Away(row.cell, row.state == "closed") for row in found}
+
+
+def find_email_away(rows: Connection, email: str) -> Away | None:
+    """Return where the account of an e-mail address is that was moved away; None if none was."""
+    query = select(account_moves.c.cell, account_moves.c.state)
+    found = rows.execute(query.where(account_moves.c.email_sha256 == sha256_of_email(email), _AWAY)).first()
+    return None if found is None else Away(found.cell, found.state == "closed")
+
+
+def cell_given_email(rows: Connection, email: str) -> int | None:
+    """Return the cell that an e-mail address of this one was given to."""
+    of_email = given_emails.c.email_sha256 == sha256_of_email(email)
+    return rows.scalar(select(given_emails.c.cell).where(of_email))
+
+
+def find_email(rows: Connection, email: str) -> FoundEmail:
+    """Return what this cell knows of an e-mail address."""
+    is_here = rows.scalar(select(accounts.c.id).where(accounts.c.email == email)) is not None
+    if is_here:
+        return FoundEmail(is_here)
+    return FoundEmail(is_here, find_email_away(rows, email), cell_given_email(rows, email))
+
+
+def find_unreachable(rows: Connection, cells: Cells) -> list[str]:
+    """Return the accounts here for which no cell would ask this one, by their ids or by their addresses."""
+    own, moves = cells.own, account_moves.c
+    arrived = select(moves.account_id).where(moves.direction == "in", moves.state == "arrived")
+    query = select(accounts.c.id, accounts.c.email, accounts.c.closed_at).where(accounts.c.id.not_in(arrived))
+    return [
+        row.id
+        for row in rows.execute(query, execution_options={"yield_per": 1000})
+        if own not in cells.of_place(place_of(row.id))
+        or (row.closed_at is None and own not in cells.of_email(row.email))
+    ]
+
+
+def sha256_of_email(email: str) -> bytes:
+    """Return what is stored of an address."""
+    return hashlib.sha256(email.encode()).digest()

@@ -1,0 +1,343 @@
+"""Requests that arrive at the wrong cell: who answers, what it is sent, and what happens if it is away."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from ipaddress import ip_network
+from typing import Any
+
+import httpx2
+import pytest
+
+from holdfast.actors.account.messages import CreateTask, ReceivePaymentEvent, StopMail
+from holdfast.actors.runtime.faults import AccountAway
+from holdfast.actors.sign_in.messages import CodeIssued, OriginAdmitted, RequestCode
+from holdfast.actors.task.messages import ReceiveProviderUpdate, TaskReply
+from holdfast.http.kit.credentials import KeyCache, KnownKey, mint_api_key
+from holdfast.http.kit.forwarding import MARK, Clients
+from holdfast.ledger.alerts.alerts import Alerts
+from holdfast.ledger.api_keys import SCOPES
+from holdfast.ledger.cells import Cell, Cells
+from holdfast.ledger.ids import PLACES, new_id, new_id_at, place_of
+from holdfast.ledger.orders.order import OrderResult
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.moves import Away, FoundEmail, find_departed, find_email
+from holdfast.persistence.queries.orders import NamedOrder
+from holdfast.persistence.server.lookups import Lookup
+from holdfast.providers.signatures import sign
+
+from .fake_actors import FakeDirectory
+from .identities import CARD_SECRET, NOW
+from .order_stand_ins import make_order
+from .stage import Stage
+from .test_payments_card import event
+
+AWAY = "http://127.0.0.1:1"
+HALVES = ((range(PLACES // 2),), (range(PLACES // 2, PLACES),))
+
+
+def cells(own: int, *urls: str) -> Cells:
+    halves = zip(HALVES, urls, strict=True)
+    return Cells(own, [Cell(number, half, half, url, url) for number, (half, url) in enumerate(halves, 1)])
+
+
+def account_in(number: int) -> str:
+    return next(each for each in iter(lambda: new_id("acct"), None) if place_of(each) in HALVES[number - 1][0])
+
+
+def email_in(number: int) -> str:
+    emails = (f"{each}@example.com" for each in range(1000))
+    return next(each for each in emails if place_of(each) in HALVES[number - 1][0])
+
+
+async def answer(_key: str, command: object) -> object:
+    match command:
+        case RequestCode():
+            return CodeIssued("otp_1", "123456", 600)
+        case StopMail():
+            return Alerts()
+        case ReceivePaymentEvent(order_id):
+            return OrderResult(make_order(order_id, "acct_2", NOW), "applied")
+        case _:
+            return OriginAdmitted()
+
+
+class OneOrder:
+    """Rows in which every event finds this order, or none."""
+
+    def __init__(self, order: NamedOrder | None) -> None:
+        self.order = order
+
+    async def read(self, query: object) -> NamedOrder | FoundEmail | None:
+        if isinstance(query, partial) and query.func is find_email:
+            return FoundEmail(is_here=False)
+        return self.order
+
+
+async def send_event(stage: Stage, **metadata: str) -> httpx2.Response:
+    """Send an event of a paid intent, whose ``metadata`` may name its order."""
+    found = {"id": "pi_1", "object": "payment_intent", "status": "succeeded", "amount": 1000, "metadata": metadata}
+    found |= {"amount_received": 1000, "currency": "usd", "livemode": False, "latest_charge": "ch_1"}
+    body = json.dumps(event("payment_intent.succeeded", found, "evt_1")).encode()
+    headers = {"Cardprovider-Signature": sign(CARD_SECRET, body, at=int(NOW.timestamp()))}
+    return await stage.http.post("/v2/control/payments/cardprovider/webhook", content=body, headers=headers)
+
+
+def another_cell(stage: Stage) -> Stage:
+    """Another cell with the same secrets."""
+    app = copy.copy(stage.app)
+    accounts, sign_ins, tasks = FakeDirectory(), FakeDirectory(), FakeDirectory()
+    app.deps = replace(stage.deps, accounts=accounts, sign_ins=sign_ins, tasks=tasks)
+    return replace(stage, app=app, accounts=accounts, sign_ins=sign_ins, tasks=tasks)
+
+
+@pytest.fixture
+async def two(stage: Stage) -> AsyncIterator[tuple[Stage, Stage]]:
+    """Two cells, which reach each other by HTTP."""
+    stage.configure(trusted_proxies=(ip_network("127.0.0.0/8"),))
+    second = another_cell(stage)
+    async with stage.serving() as first_url, second.serving() as second_url:
+        for number, each in enumerate((stage, second), 1):
+            each.change(cells=cells(number, first_url, second_url), database=OneOrder(None), key_cache=KeyCache())
+            each.sign_ins.answer = each.accounts.answer = answer
+        async with (
+            httpx2.AsyncClient(base_url=first_url, trust_env=False) as first_http,
+            httpx2.AsyncClient(base_url=second_url, trust_env=False) as second_http,
+        ):
+            yield replace(stage, http=first_http), replace(second, http=second_http)
+        for each in (stage, second):
+            await each.deps.state(Clients).close()
+
+
+def unsubscribe_path(stage: Stage, account_id: str) -> str:
+    return stage.deps.urls.unsubscribe_url(account_id).removeprefix(stage.deps.urls.base)
+
+
+async def test_the_cell_of_an_address_answers_wherever_sign_in_arrives(two: tuple[Stage, Stage]) -> None:
+    first, second = two
+    for here, there, number in ((first, second, 2), (second, first, 1)):
+        email = email_in(number)
+        headers = {"X-Forwarded-For": "203.0.113.7"}
+        response = await here.http.post("/v2/control/auth/otp", json={"email": email}, headers=headers)
+        assert (response.status_code, response.json()["otp_id"]) == (200, "otp_1")
+        assert here.sign_ins.asked == []
+        # The client counts by its own address there, not by that of the cell that sent its request on.
+        assert [key for key, _ in there.sign_ins.asked] == ["origin:203.0.113.7", f"email:{email}"]
+        there.sign_ins.asked.clear()
+
+
+async def test_a_key_of_another_cell_creates_its_task_there(two: tuple[Stage, Stage]) -> None:
+    first, second = two
+    account_id = account_in(2)
+    key = mint_api_key(account_id, live=False)
+    second.deps.access.key_cache.put(key.sha256, KnownKey(account_id, "key_2", frozenset(SCOPES)))
+    second.accounts.answer = Refusal(code="insufficient_credit", message="no")
+    headers = {"Authorization": f"Bearer {key.secret}", "Idempotency-Key": "order-7"}
+    body = {"model": "studio/image-1", "input": {"prompt": "a lighthouse"}}
+    response = await first.http.post("/v2/task/create", json=body, headers=headers)
+    # The response is the other one's as it is, and the client gets one id of its request.
+    assert (response.status_code, response.json()["error"]["code"]) == (402, "insufficient_credit")
+    assert response.headers.get_list("X-Request-Id") == [response.json()["error"]["request_id"]]
+    [(asked, command)] = second.accounts.asked
+    assert isinstance(command, CreateTask)
+    assert command.idempotency is not None
+    assert (asked, command.idempotency.key) == (account_id, "order-7")
+    assert first.accounts.asked == []
+
+
+async def test_a_link_that_names_an_account_of_another_cell_works(two: tuple[Stage, Stage]) -> None:
+    first, second = two
+    account_id = account_in(2)
+    path = unsubscribe_path(first, account_id)
+    response = await first.http.post(path, data={"List-Unsubscribe": "One-Click"})
+    assert (response.status_code, response.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert second.accounts.asked == [(account_id, StopMail("unsubscribed"))]
+    assert first.accounts.asked == []
+    forged = await first.http.post(path[:-1] + "!")
+    assert forged.json()["error"]["code"] == "invalid_link"
+
+
+async def test_a_callback_about_a_task_of_another_cell_reaches_it(two: tuple[Stage, Stage]) -> None:
+    first, second = two
+    task = first.task(new_id_at("task", place_of(account_in(2))))
+    second.tasks.answer = TaskReply(task)
+    update = {"event_id": "evt_1", "request_id": task.request_id, "attempt": 1, "status": "processing"}
+    body = json.dumps(update).encode()
+    signature = sign("studio-callback-secret", body, at=int(NOW.timestamp()), key_name="studio")
+    response = await first.http.post("/v2/callback", content=body, headers={"X-Callback-Signature": signature})
+    assert (response.status_code, response.json()["request_id"]) == (200, task.request_id)
+    [(key, command)] = second.tasks.asked
+    assert isinstance(command, ReceiveProviderUpdate)
+    assert (key, command.body) == (task.request_id, body)
+    assert first.tasks.asked == []
+
+
+async def test_a_cell_that_is_away_is_503_and_the_others_serve(two: tuple[Stage, Stage]) -> None:
+    first, _ = two
+    first.change(cells=cells(1, AWAY, AWAY))
+    for path in (unsubscribe_path(first, account_in(2)), f"/v2/task/{new_id_at('task', PLACES - 1)}"):
+        response = await first.http.get(path)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (503, "temporarily_unavailable")
+        assert error["message"] == "The part of the service that has this account is away; try again later."
+        assert response.headers["Retry-After"] == "1"
+    assert (await first.http.get(unsubscribe_path(first, account_in(1)))).status_code == 200
+
+
+async def test_cells_that_disagree_answer_503_and_send_on_once(two: tuple[Stage, Stage]) -> None:
+    first, second = two
+    assert first.deps.cells is not None
+    urls = [cell.url for cell in first.deps.cells.all]
+    # By its own list the second one has the places of the first one.
+    second.change(
+        cells=Cells(2, [Cell(1, HALVES[1], HALVES[1], urls[0], ""), Cell(2, HALVES[0], HALVES[0], "", "")])
+    )
+    response = await first.http.get(unsubscribe_path(first, account_in(2)))
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "temporarily_unavailable")
+    assert response.json()["error"]["message"].startswith("The parts of the service do not agree")
+
+
+async def test_a_client_cannot_mark_its_own_request_as_sent_on(two: tuple[Stage, Stage]) -> None:
+    first, second = two
+    email = email_in(2)
+    forged = {MARK: sign("guessed", b"2 POST /v2/control/auth/otp", at=int(NOW.timestamp()))}
+    response = await first.http.post("/v2/control/auth/otp", json={"email": email}, headers=forged)
+    assert response.status_code == 200
+    assert [key for key, _ in second.sign_ins.asked][1:] == [f"email:{email}"]
+
+
+async def test_a_card_event_reaches_the_cell_of_its_order(two: tuple[Stage, Stage]) -> None:
+    first, second = two
+    order_id = new_id_at("ord", PLACES - 1)
+    _, of_first = first.configure_card()
+    second.configure_card()
+    second.change(database=OneOrder(NamedOrder("acct_2", order_id)))
+    # By the order that it names, and without one by the cell that knows the payment.
+    first.change(database=OneOrder(None))
+    for metadata in ({"order_id": order_id}, {}):
+        response = await send_event(first, **metadata)
+        assert response.status_code == 200, response.text
+        assert response.json().get("order_id") == order_id, (metadata, response.text)
+        assert [key for key, _ in second.accounts.asked] == ["acct_2"]
+        second.accounts.asked.clear()
+    assert of_first.stored == []
+    second.change(database=OneOrder(None))
+    ignored = await send_event(first)
+    assert (ignored.status_code, ignored.json()["ignored"]) == (200, True)
+    assert len(of_first.stored) == 1
+    await first.deps.state(Clients).close()
+    first.change(cells=cells(1, AWAY, AWAY))
+    # The provider sends it again.
+    assert (await send_event(first)).status_code == 503
+
+
+async def test_an_operator_signs_in_at_the_cell_of_the_address(two: tuple[Stage, Stage]) -> None:
+    first, _ = two
+    tried = {"email": email_in(2), "otp_id": "otp_1", "otp": "123456"}
+    response = await first.http.post(
+        "/ops/api/session/verify", json=tried, headers={"Sec-Fetch-Site": "same-origin"}
+    )
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_email")
+    assert response.json()["error"]["message"].startswith("This is of cell 2; its operators' address is http://127")
+    assert first.sign_ins.asked == []
+
+
+class Moves:
+    """Rows and lookups of a cell that has no account any more: all were moved to another one."""
+
+    def __init__(self, away: Away) -> None:
+        self.away = away
+        self.departed: dict[str, Away] = {}
+
+    async def read(self, query: object) -> object:
+        assert isinstance(query, partial)
+        return FoundEmail(is_here=False, away=self.away) if query.func is find_email else self.away
+
+    async def run(self, *lookups: Lookup[Any, Any]) -> None:
+        for lookup in lookups:
+            lookup.found = self.departed.get(lookup.key) if lookup.find is find_departed else None
+
+
+def move_away(stage: Stage, away: Away) -> Moves:
+    moves = Moves(away)
+    stage.change(database=moves, lookups=moves)
+    return moves
+
+
+CREATE = {"model": "studio/image-1", "input": {"prompt": "a lighthouse"}}
+
+
+async def test_a_create_follows_its_account_to_another_cell(two: tuple[Stage, Stage]) -> None:
+    first, second = two
+    moves = move_away(first, Away(2, is_closed=False))
+    account_id = account_in(1)
+    key = mint_api_key(account_id, live=False)
+    known = KnownKey(account_id, "key_1", frozenset(SCOPES))
+    second.deps.access.key_cache.put(key.sha256, known)
+    second.accounts.answer = Refusal(code="insufficient_credit", message="no")
+
+    async def away(_key: str, _command: object) -> object:
+        raise AccountAway("moved")
+
+    first.accounts.answer = away
+    headers = {"Authorization": f"Bearer {key.secret}", "Idempotency-Key": "order-7"}
+    # Its key is looked up before the body is read; or the key is known, and the account finds that it is away.
+    for is_known in (False, True):
+        if is_known:
+            first.deps.access.key_cache.put(key.sha256, known)
+        response = await first.http.post("/v2/task/create", json=CREATE, headers=headers)
+        assert (response.status_code, response.json()["error"]["code"]) == (402, "insufficient_credit")
+        [(asked, command)] = second.accounts.asked
+        assert isinstance(command, CreateTask)
+        assert (asked, command.request.input["prompt"]) == (account_id, "a lighthouse")
+        second.accounts.asked.clear()
+    assert first.deps.access.key_cache.get(key.sha256) is None
+    # The cell that it was sent on to does not look further, whatever its rows say.
+    move_away(second, Away(1, is_closed=False))
+    second.deps.access.key_cache.forget(key.sha256)
+    response = await first.http.post("/v2/task/create", json=CREATE, headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")
+    moves.away = Away(2, is_closed=True)
+    response = await first.http.post("/v2/task/create", json=CREATE, headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "account_moving")
+    assert response.headers["Retry-After"] == "1"
+
+
+async def test_sign_in_follows_an_account_that_was_moved(two: tuple[Stage, Stage]) -> None:
+    first, second = two
+    moves = move_away(first, Away(2, is_closed=False))
+    email = email_in(1)
+    for here in (first, second):
+        response = await here.http.post("/v2/control/auth/otp", json={"email": email})
+        assert response.status_code == 200
+        assert second.sign_ins.asked[-1][0] == f"email:{email}"
+    assert first.sign_ins.asked == []
+    moves.away = Away(2, is_closed=True)
+    closed = await second.http.post("/v2/control/auth/otp", json={"email": email})
+    assert (closed.status_code, closed.json()["error"]["code"]) == (503, "account_moving")
+
+
+async def test_a_link_to_a_task_that_was_moved_reaches_it(two: tuple[Stage, Stage]) -> None:
+    first, second = two
+    move_away(first, Away(2, is_closed=False))
+    first.tasks.answer = Refusal(code="task_not_found", message="no")
+    task = first.task(new_id_at("task", place_of(account_in(1))))
+    second.tasks.answer = TaskReply(task)
+    update = {"event_id": "evt_1", "request_id": task.request_id, "attempt": 1, "status": "processing"}
+    body = json.dumps(update).encode()
+    signature = sign("studio-callback-secret", body, at=int(NOW.timestamp()), key_name="studio")
+    for here in (first, second):
+        response = await here.http.post("/v2/callback", content=body, headers={"X-Callback-Signature": signature})
+        assert (response.status_code, response.json()["request_id"]) == (200, task.request_id)
+        [(key, command)] = second.tasks.asked
+        assert (key, getattr(command, "body", b"")) == (task.request_id, body)
+        second.tasks.asked.clear()
+
+
+async def test_one_database_needs_no_look_at_the_place(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.http.kit.forwarding.place_of_request", None)
+    assert (await stage.http.get("/v2/control/session")).status_code == 401
