@@ -264,7 +264,7 @@ def test_what_was_decided_before_a_departure_is_stale(cells: Cells, fence: Fence
         query = text(f"select version from {table} where {key} = :key")
         fence = fence._replace(expected=cells.source.execute(query, {"key": fence.key}).scalar_one())
     confirm = Unit(fences=(fence,), advances=False)
-    with closing(BatchWriter(Database(cells.source_url).connect_writer, now=utc_now)) as writer:
+    with closing(BatchWriter(Database(cells.source_url).keep_writer(), now=utc_now)) as writer:
         assert writer.write([confirm]) == [Committed()]
         cells.depart("acct_ada")
         assert writer.write([confirm]) == [Stale((fence,))]

@@ -165,7 +165,7 @@ def _copy_contents(
     """Claim and copy the contents that are not ``copied`` yet; return how many there are now."""
     wanted = [each for each in contents_of(rows, account_id, archive_type=UNKNOWN_TYPE) if each not in copied]
     if wanted:
-        claims = ContentClaims(Database(target.url).connect_writer)
+        claims = ContentClaims(Database(target.url).keep_writer())
         until = utc_now() + CLAIM
         stores = asset_store(source.settings), asset_store(target.settings)
         for content in wanted:
