@@ -73,7 +73,7 @@ async def ask_all(deps: Dependencies, command: Command[T]) -> Answers[T]:
     """Ask the control actors of all members at once. Refusals are left out."""
     controls = deps.operating.controls
     members = controls.members()
-    answers: dict[str, T | Refusal] = {}
+    answers: dict[str, T | Refusal | None] = {member.member_id: None for member in members}
 
     async def ask_one(member_id: str) -> None:
         with suppress(AskFault):
@@ -84,9 +84,13 @@ async def ask_all(deps: Dependencies, command: Command[T]) -> Answers[T]:
             if member.unreachable_for_s is None:
                 nursery.start_soon(ask_one, member.member_id)
     return Answers(
-        {member_id: answer for member_id, answer in answers.items() if not isinstance(answer, Refusal)},
-        [member.member_id for member in members if member.member_id not in answers],
-        len(members),
+        {
+            member_id: answer
+            for member_id, answer in answers.items()
+            if answer is not None and not isinstance(answer, Refusal)
+        },
+        [member_id for member_id, answer in answers.items() if answer is None],
+        len(answers),
     )
 
 
