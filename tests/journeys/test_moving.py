@@ -166,7 +166,7 @@ def frozen(service: Service) -> Iterator[None]:
             service.process.send_signal(signal.SIGSTOP)
             # What it had begun to send is still executed, and may begin a transaction.
             states = _states(rows)
-            while "active" in states:
+            while "active" in states and "idle in transaction" not in states:
                 states = _states(rows)
             if "idle in transaction" not in states:
                 break
