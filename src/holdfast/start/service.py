@@ -115,9 +115,8 @@ async def _run(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int
         where = "" if fault.filename is None else f" ({fault.filename})"
         print(f"The asset store is not usable: {fault.strerror}{where}.", file=sys.stderr)  # noqa: T201
         return BAD_CONFIGURATION
-    if assembly.parts.cells is not None and await _lacks_accounts(
-        assembly.parts.database.url, assembly.parts.cells
-    ):
+    cells = assembly.parts.cells
+    if cells is not None and await _lacks_accounts(assembly.parts.database.url, cells):
         return BAD_CONFIGURATION
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_handle_signals, assembly)
