@@ -178,8 +178,8 @@ def test_catalog_tables_can_be_added_to_the_shipped_catalog(page: Path, tmp_path
 
 
 def test_the_list_of_cells_can_be_read() -> None:
-    cells = parse_cells(script_of(ROOT / "docs" / "scaling.md", "toml"))
-    assert [cell.number for cell in cells] == [1, 2]
+    found = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "scaling.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert [[cell.number for cell in parse_cells(each)] for each in found] == [[1, 2], [1, 2]]
 
 
 CATALOG_TABLES: dict[str, type[msgspec.Struct]] = {

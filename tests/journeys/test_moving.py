@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 import trio
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from tests.clients import Customer, code_of, loopback_client, ok, until
 from tests.reserved_ports import reserve_port
 
@@ -151,6 +151,12 @@ class Clients:
         self.wanted = 0
 
 
+def _states(rows: Connection) -> list[str]:
+    # Within a transaction PostgreSQL shows the same states again.
+    with rows.begin():
+        return [*rows.execute(_STATES).scalars()]
+
+
 @contextmanager
 def frozen(service: Service) -> Iterator[None]:
     """Freeze a service between two of its transactions: none of its locks is in the way."""
@@ -159,9 +165,9 @@ def frozen(service: Service) -> Iterator[None]:
         while True:
             service.process.send_signal(signal.SIGSTOP)
             # What it had begun to send is still executed, and may begin a transaction.
-            states = rows.execute(_STATES).scalars().all()
+            states = _states(rows)
             while "active" in states:
-                states = rows.execute(_STATES).scalars().all()
+                states = _states(rows)
             if "idle in transaction" not in states:
                 break
             service.process.send_signal(signal.SIGCONT)

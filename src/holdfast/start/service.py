@@ -129,9 +129,11 @@ async def _run(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int
         assembly.parts.samples.leave()
         assembly.parts.reporter.report_sums(at_once=True)
         await store_last_reports(assembly.parts.reports, assembly.parts.database.url)
-        if assembly.parts.card is not None:
-            with trio.move_on_after(CLOSE_CLIENTS_S):
+        with trio.move_on_after(CLOSE_CLIENTS_S):
+            if assembly.parts.card is not None:
                 await assembly.parts.card.provider.close()
+            if assembly.http is not None:
+                await assembly.http.close_clients()
         nursery.cancel_scope.cancel()
     log.info("stopped", exit_code=code)
     return code

@@ -18,6 +18,7 @@ from holdfast.http.app import OPERATORS_ROUTES, PUBLIC_ROUTES, SERVED, HoldfastA
 from holdfast.http.kit.client_address import client_address, hops_of, is_trusted, origin_of, parse_address
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.extensions import what_is_lacking
+from holdfast.http.kit.forwarding import Clients
 from holdfast.http.kit.responses import server_response
 from holdfast.http.server.connection import AsgiApp
 from holdfast.http.server.connections import Connections
@@ -133,6 +134,10 @@ class HttpServer:
         self._connections.begin_stop()
         with trio.move_on_after(settings.head_timeout_s + settings.body_timeout_s + SEND_LATE_S):
             await self._connections.wait_empty()
+
+    async def close_clients(self) -> None:
+        """Close the connections to other cells."""
+        await self._deps.state(Clients).close()
 
     def accept_for(self, slots: Collection[int]) -> None:
         """Accept on the sockets of the workers in ``slots`` too, and of no others."""
