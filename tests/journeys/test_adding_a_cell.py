@@ -137,4 +137,4 @@ async def test_a_list_without_the_former_places_does_not_start(pair: Pair) -> No
     pair.one._launch()
     assert pair.one.process is not None
     assert pair.one.process.wait(STOP_S) == BAD_CONFIGURATION
-    assert "HOLDFAST_CELLS: by this list nobody would find 2 accounts" in pair.one.log_tail()
+    assert "HOLDFAST_CELLS: by this list no request would find 2 accounts" in pair.one.log_tail()

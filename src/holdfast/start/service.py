@@ -151,7 +151,7 @@ async def _lacks_accounts(database_url: str, cells: Cells) -> bool:
         return False
     if missing:
         print(  # noqa: T201
-            f"HOLDFAST_CELLS: by this list nobody would find {len(missing)} accounts of the database, such as "
+            f"HOLDFAST_CELLS: by this list no request would find {len(missing)} accounts of the database, such as "
             f"{missing[0]}. Add the places and addresses that this cell had before to `former_places` and "
             f"`former_emails` of cell {cells.own.number}.",
             file=sys.stderr,

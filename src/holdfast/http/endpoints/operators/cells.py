@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from contextlib import suppress
 from typing import Annotated, Final, TypeVar
 
@@ -17,7 +18,6 @@ from holdfast.ledger.cells import Cell
 from holdfast.ledger.ids import place_digits
 from holdfast.ledger.public_types import Amount
 from holdfast.persistence.queries.books import LiabilitiesBody
-from holdfast.providers.outbound.connection_pool import tls_context
 
 T = TypeVar("T")
 
@@ -66,7 +66,9 @@ async def list_cells(call: Call) -> Outcome:
     books: dict[int, LiabilitiesBody | None] = {}
     headers = {"Authorization": f"Bearer {deps.settings.operator_token}"}
     async with (
-        httpx2.AsyncClient(trust_env=False, verify=tls_context(), headers=headers, timeout=ANSWER_S) as client,
+        httpx2.AsyncClient(
+            trust_env=False, verify=ssl.create_default_context(), headers=headers, timeout=ANSWER_S
+        ) as client,
         trio.open_nursery() as nursery,
     ):
 
