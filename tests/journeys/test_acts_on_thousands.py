@@ -163,7 +163,7 @@ async def test_thousands_are_acted_on_once_through_a_stop_and_a_kill(
 
 
 @pytest.mark.slow
-async def test_each_is_acted_on_once_while_the_process_that_acts_freezes_and_thaws(
+async def test_each_is_acted_on_once_while_the_acting_process_freezes_and_thaws(
     new_service: NewService, new_customer: NewCustomer, endpoint: Receiver
 ) -> None:
     service = new_service(PROCESSES="2")

@@ -66,13 +66,14 @@ async def test_a_tree_that_gives_up_exits_with_one_log_line() -> None:
     parts = SimpleNamespace(
         store=SimpleNamespace(prepare=prepare),
         card=None,
+        cells=None,
         reporter=reporter,
         reports=NewestQueue(1),
         samples=SimpleNamespace(leave=lambda: None),
         database=SimpleNamespace(url="postgresql://"),
         settings=SimpleNamespace(env="development", is_production=False, has_token_file=False),
     )
-    assembly = SimpleNamespace(tree=tree, parts=parts)
+    assembly = SimpleNamespace(tree=tree, parts=parts, http=None)
     with socket.create_server(("127.0.0.1", 0)) as listening, structlog.testing.capture_logs() as logs:
         sockets = SlotSockets(listening)
         code = await _run(cast(Any, assembly), partial(_log_when_ready, cast(Any, assembly), sockets))

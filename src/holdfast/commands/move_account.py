@@ -187,4 +187,5 @@ async def _copy(content: Content, source: AssetStore, target: AssetStore) -> Non
         async with reader:
             async for block in reader:
                 spool.write(block)
-        await trio.to_thread.run_sync(target.put, spool.finish(), content.sha256, extension)
+        one = trio.CapacityLimiter(1)
+        await trio.to_thread.run_sync(target.put, spool.finish(), content.sha256, extension, limiter=one)

@@ -145,7 +145,8 @@ async def _lacks_accounts(database_url: str, cells: Cells) -> bool:
     A start while the database is away is not checked.
     """
     try:
-        missing = await trio.to_thread.run_sync(_unreachable, database_url, cells)
+        one = trio.CapacityLimiter(1)
+        missing = await trio.to_thread.run_sync(_unreachable, database_url, cells, limiter=one)
     except DatabaseAway as fault:
         log.warning("the list of cells was not checked", reason=str(fault))
         return False

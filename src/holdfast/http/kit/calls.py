@@ -465,8 +465,7 @@ class Call:
     async def look_up_as_caller(self, find: Find[str, T]) -> T | Refusal | None:
         """Authenticate the caller as the route requires, and return what ``find`` finds of its account's id."""
         assert self.bearer is not None
-        cache = self.deps.access.key_cache
-        known = None if self._caller is not None else cache.account_of(self.bearer.sha256)
+        known = None if self._caller is not None else self.deps.access.key_cache.account_of(self.bearer.sha256)
         lookups = [] if known is None else [Lookup(find, known)]
         account_id = await self.verify_caller(*lookups)
         if isinstance(account_id, Refusal):

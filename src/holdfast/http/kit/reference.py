@@ -114,6 +114,7 @@ OPERATORS: Final = Reference(
         "Session": "An operator's session in a browser.",
         "Reports": "What an operator should know of.",
         "Processes": "Each process with its supervisors, samples of what it does, and requests that it refused.",
+        "Cells": "Each database that serves the same address, and what it says of itself.",
         "Database": "The database server: its connections, locks, statements, tables and standbys.",
         "Actors": "The actors of accounts, tasks and sign-ins, and messages that none of them handled.",
         "Bulk actions": "Actions on all entries of a list that match a filter.",
