@@ -251,6 +251,17 @@ def test_the_host_that_was_connected_to_last_is_tried_first(database_url: str) -
             silent.accept()
 
 
+def test_several_hosts_without_ports_keep_the_port_of_the_environment(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = conninfo_to_dict(database_url)
+    (tmp_path / ".s.PGSQL.6543").symlink_to(Path(str(server["host"])) / f".s.PGSQL.{server.pop('port')}")
+    monkeypatch.setenv("PGPORT", "6543")
+    url = make_conninfo(**{**server, "host": f"/nowhere,{tmp_path}"})
+    for _ in range(2):
+        connect(url, statement_timeout_ms=0).close()
+
+
 async def test_an_outage_is_counted_only_after_a_first_connection() -> None:
     gate = DatabaseGate()
 

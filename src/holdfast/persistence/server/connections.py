@@ -264,9 +264,15 @@ def _last_host_first(url: str) -> dict[str, Any]:
     hosts = str(named.get("host", "")).split(",")
     if url not in _last_hosts or len(hosts) == 1 or "hostaddr" in named:
         return {}
+    last_host, last_port = _last_hosts[url]
     ports = str(named.get("port", "")).split(",")
-    servers = list(zip(hosts, ports if len(ports) > 1 else ports * len(hosts), strict=True))
-    servers.sort(key=lambda server: (server[0], server[1] or DEFAULT_PORT) != _last_hosts[url])
+    if len(ports) == 1:
+        # The port of all, which may be PGPORT's.
+        return {"host": ",".join(sorted(hosts, key=lambda host: host != last_host))}
+    servers = sorted(
+        zip(hosts, ports, strict=True),
+        key=lambda server: (server[0], server[1] or DEFAULT_PORT) != (last_host, last_port),
+    )
     return {"host": ",".join(host for host, _ in servers), "port": ",".join(port for _, port in servers)}
 
 
