@@ -24,9 +24,10 @@ from holdfast.http.kit.actions import Action, ActionRun
 from holdfast.http.schemas.operators import ActionWithReason
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.operators.bulk import Match
 from holdfast.persistence.queries.events import EventAddress
 from holdfast.persistence.records.tables import outbox
-from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut
 from holdfast.supervision.control.messages import DescribeKey, DescribeProcess, KeyList, ListKeys, ReleaseKey
 
 from .page_reader import PageReader
@@ -380,6 +381,22 @@ async def test_a_stop_is_seen_within_a_batch(api: Api, one_by_one: OneByOne) -> 
     ok(await post(api, f"{one}/continue", WHY))
     await to_end(api)
     assert (len(one_by_one.counts), {*one_by_one.counts.values()}) == (BATCH, {1})
+
+
+async def test_one_whose_entries_cannot_be_read_can_be_stopped(
+    api: Api, resends: Resends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await plant(api, 1)
+    one = f"{BULK}/{ok(await post(api, BULK, GIVEN_UP))['action_id']}"
+
+    def too_slow(*_: object, **__: object) -> list[Match]:
+        raise QueryTimedOut("too slow")
+
+    monkeypatch.setattr(bulk, "next_matches", too_slow)
+    ok(await post(api, f"{one}/stop", WHY))
+    await to_end(api)
+    assert (await get(api, one))["state"] == "stopped"
+    assert not resends.counts
 
 
 @pytest.mark.parametrize("fault", [OutcomeUnknown("lost"), DatabaseAway("gone", retry_after_s=1.0)])

@@ -275,6 +275,10 @@ class _Batch(NamedTuple):
     filters: Mapping[str, str]
 
     async def do(self, progress: BulkProgress) -> bool:
+        # Before the next are looked for, too, which may be what fails each time.
+        stopped = None if progress.upto else await self._stopped_by()
+        if stopped is not None:
+            return await self._end(progress, stopped)
         matches = await self.act.next(self.deps, self.filters, progress)
         left = matches.first
         silent = {*filter(None, progress.unreachable.split("; ")), *matches.unreachable}
@@ -288,7 +292,7 @@ class _Batch(NamedTuple):
             return await self._end(progress, None)
         at_once = BATCH if self.act.together is not None else AT_ONCE
         while left:
-            stopped = await self.deps.database.read(partial(stopped_by, action=self.record))
+            stopped = await self._stopped_by()
             if stopped is not None:
                 return await self._end(progress, stopped)
             found, left = left[:at_once], left[at_once:]
@@ -327,6 +331,9 @@ class _Batch(NamedTuple):
             in_hand=0,
         )
         return await self._write(done)
+
+    async def _stopped_by(self) -> str | None:
+        return await self.deps.database.read(partial(stopped_by, action=self.record))
 
     async def _write(self, progress: BulkProgress) -> BulkProgress | None:
         return await self.deps.write_record(
