@@ -257,7 +257,7 @@ def test_several_hosts_without_ports_keep_the_port_of_the_environment(
     server = conninfo_to_dict(database_url)
     (tmp_path / ".s.PGSQL.6543").symlink_to(Path(str(server["host"])) / f".s.PGSQL.{server.pop('port')}")
     monkeypatch.setenv("PGPORT", "6543")
-    url = make_conninfo(**{**server, "host": f"/nowhere,{tmp_path}"})
+    url = f"postgresql://{server['user']}@/{server['dbname']}?host=/nowhere,{tmp_path}"
     for _ in range(2):
         connect(url, statement_timeout_ms=0).close()
 
