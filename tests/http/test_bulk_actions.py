@@ -383,6 +383,29 @@ async def test_a_stop_is_seen_within_a_batch(api: Api, one_by_one: OneByOne) -> 
     assert (len(one_by_one.counts), {*one_by_one.counts.values()}) == (BATCH, {1})
 
 
+async def test_one_that_began_though_no_reply_came_goes_on(api: Api, resends: Resends) -> None:
+    await plant(api, 3)
+    write, writes = api.deps.write_record, 0
+
+    async def unanswered(change: Callable[[Any], Any]) -> Any:
+        nonlocal writes
+        writes += 1
+        done = await write(change)
+        if writes == 2:  # after its record, how it begins
+            raise DatabaseAway("gone", retry_after_s=1.0)
+        return done
+
+    api.change(write_record=unanswered)
+    refused(await post(api, BULK, GIVEN_UP, key="once"), 503, "temporarily_unavailable")
+    begun = ok(await post(api, BULK, GIVEN_UP, key="once"))
+    assert begun["state"] == "running"
+    await to_end(api)
+    ended = await get(api, f"{BULK}/{begun['action_id']}")
+    assert (ended["state"], ended["done"], {*resends.counts.values()}) == ("ended", 3, {1})
+    records = (await get(api, "/ops/api/actions?action=act_on_all"))["data"]
+    assert [(each["action_id"], each["result"]) for each in records] == [(begun["action_id"], "done")]
+
+
 async def test_one_whose_entries_cannot_be_read_can_be_stopped(
     api: Api, resends: Resends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
