@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -386,3 +387,16 @@ async def test_operators_list_the_top_ups_that_were_switched_off(api: Api, brows
         "Stored rows that cannot be read: acct_bad",
     ):
         assert words in page.text, words
+
+
+async def test_an_operator_at_the_overview_sees_that_a_top_up_was_switched_off(
+    api: Api, browser: PageReader
+) -> None:
+    for number, hours in enumerate((1, 23, 25)):
+        await api.add_account(f"acct_off{number}")
+        off_at = api.now - timedelta(hours=hours)
+        await store(api, known(api, account_id=f"acct_off{number}", off_reason="card_declined", off_at=off_at))
+    page = (await browser.get("/ops")).text
+    assert '<a href="/ops/top-ups">Switched-off top-ups<span class="count warn">2</span></a>' in page
+    [tile] = re.findall(r'<a class="tile warn" href="/ops/top-ups">(.*?)</a>', page, re.DOTALL)
+    assert '<span class="value">2</span>' in tile

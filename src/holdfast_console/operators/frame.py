@@ -13,14 +13,16 @@ from sqlalchemy import Connection
 from holdfast.http.endpoints.operators.processes import ask_all, count_quarantined
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.persistence.operators.poison import open_poison_count
-from holdfast.persistence.queries.backlog import operator_backlog
+from holdfast.persistence.queries.backlog import operator_backlog, switched_off_since
 from holdfast.persistence.queries.events import failure_counts
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.supervision.control.messages import DescribeProcess
 
 COUNTS_VALID: Final = timedelta(seconds=2)
+SWITCHED_OFF_COUNTED: Final = timedelta(days=1)
+"""How long a top-up counts that was switched off: its owner decides about it, and many never do."""
 
-CountName = Literal["poison", "in_review", "held", "mismatched", "undelivered", "quarantined"]
+CountName = Literal["poison", "in_review", "held", "mismatched", "undelivered", "quarantined", "switched_off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
             Entry("/ops/payments", "Held payments", "held"),
             Entry("/ops/orders", "Unreconciled orders", "mismatched", "bad"),
             Entry("/ops/webhooks", "Failed webhooks", "undelivered"),
+            Entry("/ops/top-ups", "Switched-off top-ups", "switched_off"),
         ),
     ),
     (
@@ -79,7 +82,6 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
             Entry("/ops/all-orders", "All orders"),
             Entry("/ops/all-tasks", "All tasks"),
             Entry("/ops/coupons", "Coupons"),
-            Entry("/ops/top-ups", "Switched-off top-ups"),
             Entry("/ops/books", "Books"),
         ),
     ),
@@ -130,14 +132,14 @@ class Frame:
             if self._counted_at is None or not self._counted_at <= now < self._counted_at + COUNTS_VALID:
                 stored: dict[CountName, int] = {}
                 with suppress(DatabaseAway):
-                    stored = await deps.database.read(_read_counts)
+                    stored = await deps.database.read(lambda rows: _read_counts(rows, now))
                 answers = await ask_all(deps, DescribeProcess())
                 self._counts = {**stored, "quarantined": count_quarantined(answers.by_member.values())}
                 self._counted_at = deps.now()
             return self._counts
 
 
-def _read_counts(rows: Connection) -> dict[CountName, int]:
+def _read_counts(rows: Connection, now: datetime) -> dict[CountName, int]:
     backlog, failures = operator_backlog(rows), failure_counts(rows)
     return {
         "poison": open_poison_count(rows),
@@ -145,6 +147,7 @@ def _read_counts(rows: Connection) -> dict[CountName, int]:
         "held": backlog.held,
         "mismatched": backlog.mismatched,
         "undelivered": failures.failing + failures.given_up,
+        "switched_off": switched_off_since(rows, now - SWITCHED_OFF_COUNTED),
     }
 
 

@@ -53,6 +53,8 @@ _FOR_OPERATORS = text(
     "where status = 'held' or reconcile_status = 'mismatch' limit :most) o"
 )
 
+_SWITCHED_OFF = text("select count(*) from (select from auto_top_ups where off_at >= :since limit :most) o")
+
 
 class OperatorBacklog(NamedTuple):
     """How many orders are held, how many do not match their provider, and how many tasks are in review."""
@@ -103,6 +105,11 @@ def measure_backlog(rows: Connection, now: datetime) -> Backlog:
 def operator_backlog(rows: Connection) -> OperatorBacklog:
     """Count what waits for an operator, at most :data:`COUNTED_MAX` orders and as many tasks."""
     return OperatorBacklog._make(rows.execute(_FOR_OPERATORS, {"most": COUNTED_MAX}).one())
+
+
+def switched_off_since(rows: Connection, since: datetime) -> int:
+    """Count the top-ups switched off other than by their owners, at most :data:`COUNTED_MAX`."""
+    return rows.execute(_SWITCHED_OFF, {"since": since, "most": COUNTED_MAX}).scalar_one()
 
 
 def _age_s(at: datetime | None, now: datetime) -> float:
