@@ -191,3 +191,13 @@ async def test_a_silent_member_counts_as_gone(autojump_clock: MockClock) -> None
             await asker.ask(ACCOUNTS, "acct_1", SignOut("ses_1"), 60.0)
         assert SILENT_S <= trio.current_time() - started_at <= SILENT_S + 2 * PING_S
         await ended.wait()
+
+
+async def test_a_process_that_stood_still_does_not_take_the_other_for_silent(mock_clock: MockClock) -> None:
+    async with joined() as pair:
+        for _ in range(3):
+            mock_clock.jump(PING_S)
+            await wait_all_tasks_blocked()
+        mock_clock.jump(2 * SILENT_S)
+        await wait_all_tasks_blocked()
+        assert pair.link.is_up

@@ -152,12 +152,17 @@ class Link:
                 raise frames.MalformedFrames(f"{type(frame).__name__} does not belong here")
 
     async def _watch(self, scope: trio.CancelScope) -> None:
-        """Close the link when the other member has been silent, or has not read, for too long."""
-        started_at = trio.current_time()
+        """Close the link when the other member has been silent, or has not read, for too long.
+
+        Silence is counted in pauses of this process: one that stood still itself has not waited meanwhile.
+        """
+        received_at, waited_s, silent_s = self._frames.received_at, 0.0, 0.0
         while True:
             await trio.sleep(PING_S)
-            silent_s = trio.current_time() - max(started_at, self._frames.received_at)
-            is_unknown = not self.is_up and trio.current_time() - started_at >= SILENT_S
+            waited_s += PING_S
+            silent_s = silent_s + PING_S if self._frames.received_at == received_at else 0.0
+            received_at = self._frames.received_at
+            is_unknown = not self.is_up and waited_s >= SILENT_S
             if silent_s >= SILENT_S or is_unknown or self._frames.is_stalled():
                 self._ending = f"no answer for {SILENT_S:g} s"
                 scope.cancel()
