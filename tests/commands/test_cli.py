@@ -296,7 +296,7 @@ def test_audit_prints_each_difference_and_each_rule_that_is_broken(configured_ur
     difference, passed, failed = [line for line in result.stdout.splitlines() if not line.startswith("ok ")]
     rule = "every row belongs to a row that exists"
     assert difference == f"FAILED account acct_x: session ses_1 belongs to a row that does not exist ({rule})"
-    assert passed.startswith("pass 1: 1 accounts, 0 operations, 1 difference, ")
+    assert passed.startswith("pass 1: 1 account, 0 operations, 1 difference, ")
     assert failed == f"FAILED {rule}"
 
 

@@ -200,7 +200,7 @@ def test_each_line_of_the_pages_works(machine: Machine) -> None:
     machine.run(backup)
     weekday = datetime.now(UTC).isoweekday()
     printed = machine.run(restore.replace("-5.", f"-{weekday}."))
-    assert "pass 1: 1 accounts" in printed
+    assert "pass 1: 1 account," in printed
     assert "FAILED" not in printed
     assert machine.run(BALANCE) == "34.988\n"
     timers = ("holdfast-audit@recent.timer", "holdfast-audit@checkpoint.timer", "holdfast-backup.timer")

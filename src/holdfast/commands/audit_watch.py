@@ -110,10 +110,11 @@ class AuditWatch:
         for broken in sorted(self.found.keys() - found.keys()):
             self.show.line(f"ok     account {broken.account_id} differs no longer ({broken.rule})")
         self.found = found
-        differ = {0: "no differences", 1: "1 difference"}.get(len(found), f"{len(found)} differences")
+        differ = _counted(len(found), "difference") if found else "no differences"
         elapsed_s = self.clock() - begun
         self.show.line(
-            f"pass {self._passes}: {accounts:,} accounts, {operations:,} operations, {differ}, {elapsed_s:.1f} s"
+            f"pass {self._passes}: {_counted(accounts, 'account')}, {_counted(operations, 'operation')}, {differ}, "
+            f"{elapsed_s:.1f} s"
         )
 
     def _show_new(self, found: dict[BrokenRule, str]) -> None:
@@ -123,9 +124,14 @@ class AuditWatch:
                 self.show.line(f"FAILED account {broken.account_id}: {what} ({broken.rule})")
 
     def _progress(self, accounts: int, total: int, operations: int, elapsed_s: float) -> str:
-        line = f"pass {self._passes + 1}: {accounts:,} of {total:,} accounts, {operations:,} operations"
+        of_all = f"{accounts:,} of {_counted(total, 'account')}"
+        line = f"pass {self._passes + 1}: {of_all}, {_counted(operations, 'operation')}"
         if elapsed_s > 0 and operations:
             line += f", {operations / elapsed_s:,.0f}/s"
         if accounts:
             line += f", {elapsed_s / accounts * (total - accounts):,.0f} s left"
         return line
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -301,7 +301,8 @@ def reconcile_command(
     typer.echo(f"card orders reconciled: {counted}")
     wrong = sum(results[result] for result in ("mismatch", "error", "postponed"))
     if wrong:
-        fail(f"{wrong} card orders differ or could not be compared.", GAVE_UP)
+        differ = "1 card order differs" if wrong == 1 else f"{wrong} card orders differ"
+        fail(f"{differ} or could not be compared.", GAVE_UP)
 
 
 @app.command("reports", rich_help_panel=WATCH)

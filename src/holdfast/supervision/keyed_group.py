@@ -231,7 +231,8 @@ class KeyedGroup:
             self._crashes.clear()
             self.end_pause()
             more = self.more_crashes
-            reason = f"{more} more actors had crashed meanwhile" if more else None
+            actors = "actor" if more == 1 else "actors"
+            reason = f"{more} more {actors} had crashed meanwhile" if more else None
             self.reporter.report(Report(kind="resume", path=self.path, reason=reason, count=more or None))
 
     def _report_probe(self, exc: Exception, crashes: int | None = None) -> None:

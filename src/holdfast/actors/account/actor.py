@@ -422,7 +422,7 @@ class AccountActor(JournaledActor):
         if len(state.holds) >= self._limits.tasks_in_flight_max:
             refusal = Refusal(
                 code="concurrency_limit_exceeded",
-                message=f"This account has {len(state.holds)} tasks in flight, the most allowed.",
+                message=f"This account has as many tasks in flight as are allowed: {len(state.holds)}.",
                 retry_after_s=5,
             )
             return self._units.refuse(command, refusal)

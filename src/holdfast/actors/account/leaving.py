@@ -223,7 +223,7 @@ class AccountLeaving:
             message = "The account owes what a refund or a dispute has taken back."
             return Refusal(code="account_in_debt", message=message, available_micro=state.available_micro)
         if state.holds:
-            message = f"The account has {len(state.holds)} tasks that have not ended; cancel them, or wait."
+            message = "The account has tasks that have not ended; cancel them, or wait."
             return Refusal(code="tasks_not_ended", message=message)
         if facts.disputes_open:
             return Refusal(

@@ -219,7 +219,10 @@ class Checker:
         await self._database.work(store, ended, {}, gone)
         self._report_gone(gone)
         if self._unreported:
-            reason = f"{self._unreported} more accounts differ: GET /ops/api/ledger counts the broken rules"
+            differ = (
+                "1 more account differs" if self._unreported == 1 else f"{self._unreported} more accounts differ"
+            )
+            reason = f"{differ}: GET /ops/api/ledger counts the broken rules"
             self._report(Report(kind="difference", at=self._now(), path=PATH, reason=reason))
             self._unreported = 0
         # The next pass begins when its first accounts are read.
