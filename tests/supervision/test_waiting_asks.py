@@ -98,6 +98,8 @@ async def test_a_message_whose_deadline_passed_is_a_dead_letter(autojump_clock: 
         with pytest.raises(OutcomeUnknown):
             await directory.ref("a").ask(Say("late"), deadline_s=5)
     [letter] = harness.dead_letters.recent()
+    # What made it late was a warning when it began; one now would come after its end.
+    assert [each.level for each in harness.reporter.recent() if each.kind == "dead_letter"] == ["info"]
     assert (letter.reason, letter.key, letter.message_type) == ("expired", "a", "Say")
 
 

@@ -456,6 +456,8 @@ class KeyedChild:
         group.reporter.report(
             Report(
                 kind="dead_letter",
+                # What made it late is a warning of its own, and its sender was answered at the deadline.
+                level="info" if reason == "expired" else None,
                 path=group.path,
                 key=self.key,
                 reason=f"{name}, {NOT_HANDLED[reason]}",
