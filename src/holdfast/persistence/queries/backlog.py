@@ -109,7 +109,7 @@ def operator_backlog(rows: Connection) -> OperatorBacklog:
 
 def switched_off_since(rows: Connection, since: datetime) -> int:
     """Count the top-ups switched off other than by their owners, at most :data:`COUNTED_MAX`."""
-    return rows.execute(_SWITCHED_OFF, {"since": since, "most": COUNTED_MAX}).scalar_one()
+    return int(rows.execute(_SWITCHED_OFF, {"since": since, "most": COUNTED_MAX}).scalar_one())
 
 
 def _age_s(at: datetime | None, now: datetime) -> float:
