@@ -251,7 +251,7 @@ def test_the_host_that_was_connected_to_last_is_tried_first(database_url: str) -
             silent.accept()
 
 
-def test_several_hosts_without_ports_keep_the_port_of_the_environment(
+def test_hosts_without_ports_keep_that_of_the_environment(
     database_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     server = conninfo_to_dict(database_url)
