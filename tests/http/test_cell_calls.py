@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from ipaddress import ip_network
 from typing import Any
@@ -201,13 +202,31 @@ async def test_cells_that_disagree_answer_503_and_send_on_once(two: tuple[Stage,
     assert response.json()["error"]["message"].startswith("The parts of the service do not agree")
 
 
-async def test_a_client_cannot_mark_its_own_request_as_sent_on(two: tuple[Stage, Stage]) -> None:
+async def test_a_mark_that_no_cell_has_signed_is_refused(two: tuple[Stage, Stage]) -> None:
     first, second = two
-    email = email_in(2)
-    forged = {MARK: sign("guessed", b"2 POST /v2/control/auth/otp", at=int(NOW.timestamp()))}
-    response = await first.http.post("/v2/control/auth/otp", json={"email": email}, headers=forged)
-    assert response.status_code == 200
-    assert [key for key, _ in second.sign_ins.asked][1:] == [f"email:{email}"]
+    signed = b"1 POST /v2/control/auth/otp"
+    for mark in (
+        sign("guessed", b"1 LISTED " + signed[2:], at=int(NOW.timestamp())),
+        sign(
+            first.deps.settings.derived_key("cells").hex(), b"1 LISTED " + signed[2:], at=int(NOW.timestamp()) - 600
+        ),
+        "t=1,v1=",
+    ):
+        for here in (first, second):
+            body = {"email": email_in(1)}
+            response = await here.http.post("/v2/control/auth/otp", json=body, headers={MARK: mark})
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "temporarily_unavailable")
+            assert here.sign_ins.asked == []
+
+
+async def test_cells_with_different_clocks_send_a_request_on_once(two: tuple[Stage, Stage]) -> None:
+    first, second = two
+    second.change(wall=lambda: NOW + timedelta(minutes=10))
+    move_away(first, Away(2, is_closed=False))
+    move_away(second, Away(1, is_closed=False))
+    response = await first.http.post("/v2/control/auth/otp", json={"email": email_in(1)})
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "temporarily_unavailable")
+    assert first.sign_ins.asked == second.sign_ins.asked == []
 
 
 async def test_a_card_event_reaches_the_cell_of_its_order(two: tuple[Stage, Stage]) -> None:

@@ -61,6 +61,10 @@ _KEY: Final = b"idempotency-key"
 _READING: Final = frozenset({"GET", "HEAD"})
 _MISDIRECTED: Final = 421
 """The status of a response to another cell, which has to look elsewhere."""
+_DISAGREE: Final = Refusal(
+    code="temporarily_unavailable",
+    message="The parts of the service do not agree who serves this; try again later.",
+)
 _UNKNOWN: Final = Refusal(
     code="temporarily_unavailable",
     message="The outcome is unknown; repeat the request with its Idempotency-Key.",
@@ -120,8 +124,11 @@ async def serve_in_cells(
     """
     if is_for_operators(request.path):
         return await _serve_operator(serve)
-    request.hop = _hop_of(deps, request)
-    request.keeps_body = True
+    hop = _hop_of(deps, request)
+    if hop is None:
+        log.warning("a request has the mark of no cell: SERVER_KEY or the clock may differ", path=request.path)
+        return refusal_response(_DISAGREE)
+    request.hop, request.keeps_body = hop, True
     place = place_of_request(request, path, route)
     while True:
         try:
@@ -171,7 +178,7 @@ async def _serve_here(
         departed = Lookup(find_departed, request.caller)
         await deps.access.lookups.run(departed)
         if departed.found is not None:
-            if departed.found.is_closed:
+            if departed.found.is_closed or request.is_settled:
                 raise AccountAway("the account departed while the request was served")
             raise_moved(deps, request, departed.found.cell)
     return response
@@ -184,8 +191,7 @@ async def forward(deps: Dependencies, request: HoldfastRequest, cell: Cell, hop:
     """
     if hop <= request.hop:
         log.error("the cells disagree where a request belongs", path=request.path, cell=cell.number)
-        message = "The parts of the service do not agree who serves this; try again later."
-        return Refusal(code="temporarily_unavailable", message=message)
+        return _DISAGREE
     if request.had_effect or request.is_body_gone:
         return _UNKNOWN
     client = deps.state(Clients).client_for(cell, deps.settings.waiting_max)
@@ -298,8 +304,11 @@ def _target(request: HoldfastRequest) -> bytes:
     return request.scope["raw_path"] + (b"?" + query if query else b"")
 
 
-def _hop_of(deps: Dependencies, request: HoldfastRequest) -> int:
-    """Return the reason for which another cell has sent a request on to this one; 0 if none has."""
+def _hop_of(deps: Dependencies, request: HoldfastRequest) -> int | None:
+    """Return the reason for which another cell has sent a request on to this one; 0 if none has.
+
+    None if its signature is not valid: as a client's own, a request could go between two cells without end.
+    """
     assert deps.cells is not None
     sent, own = ",".join(request.sent[MARK.lower().encode()]), deps.cells.own
     if not sent:
@@ -310,7 +319,7 @@ def _hop_of(deps: Dependencies, request: HoldfastRequest) -> int:
             for hop in Hop
             if verify_signature(sent, _signed(own, request, hop), [_key(deps)], now=deps.wall()) == "valid"
         ),
-        0,
+        None,
     )
 
 
