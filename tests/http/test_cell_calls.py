@@ -26,7 +26,13 @@ from holdfast.ledger.cells import Cell, Cells
 from holdfast.ledger.ids import PLACES, new_id, new_id_at, place_of
 from holdfast.ledger.orders.order import OrderResult
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.moves import Away, FoundEmail, find_departed, find_email
+from holdfast.persistence.queries.moves import (
+    Away,
+    FoundEmail,
+    find_departed,
+    find_email,
+    has_departed_since,
+)
 from holdfast.persistence.queries.orders import NamedOrder
 from holdfast.persistence.server.lookups import Lookup
 from holdfast.providers.signatures import sign
@@ -68,12 +74,15 @@ async def answer(_key: str, command: object) -> object:
 
 
 class OneOrder:
-    """Rows in which every event finds this order, or none."""
+    """Rows in which every event finds this order, or none, and from which an account may have departed."""
 
     def __init__(self, order: NamedOrder | None) -> None:
         self.order = order
+        self.has_departed = False
 
-    async def read(self, query: object) -> NamedOrder | FoundEmail | None:
+    async def read(self, query: object) -> NamedOrder | FoundEmail | bool | None:
+        if isinstance(query, partial) and query.func is has_departed_since:
+            return self.has_departed
         if isinstance(query, partial) and query.func is find_email:
             return FoundEmail(is_here=False)
         return self.order
@@ -236,7 +245,8 @@ async def test_a_card_event_reaches_the_cell_of_its_order(two: tuple[Stage, Stag
     second.configure_card()
     second.change(database=OneOrder(NamedOrder("acct_2", order_id)))
     # By the order that it names, and without one by the cell that knows the payment.
-    first.change(database=OneOrder(None))
+    of_first_rows, of_second_rows = OneOrder(None), OneOrder(None)
+    first.change(database=of_first_rows)
     for metadata in ({"order_id": order_id}, {}):
         response = await send_event(first, **metadata)
         assert response.status_code == 200, response.text
@@ -244,9 +254,16 @@ async def test_a_card_event_reaches_the_cell_of_its_order(two: tuple[Stage, Stag
         assert [key for key, _ in second.accounts.asked] == ["acct_2"]
         second.accounts.asked.clear()
     assert of_first.stored == []
-    second.change(database=OneOrder(None))
+    second.change(database=of_second_rows)
     ignored = await send_event(first)
     assert (ignored.status_code, ignored.json()["ignored"]) == (200, True)
+    assert len(of_first.stored) == 1
+    # Its account may be closed for a move, or was moved from a cell that was not asked yet to one that was.
+    for rows in (of_first_rows, of_second_rows):
+        rows.has_departed = True
+        refused = await send_event(first)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "account_moving")
+        rows.has_departed = False
     assert len(of_first.stored) == 1
     await first.deps.state(Clients).close()
     first.change(cells=cells(1, AWAY, AWAY))

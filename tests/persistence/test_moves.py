@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -13,8 +13,10 @@ import pytest
 from sqlalchemy import JSON, Connection, text
 from tests.fresh_databases import FreshDatabases
 
+from holdfast.ledger.cells import Cell
+from holdfast.ledger.cells import Cells as AllCells
 from holdfast.ledger.clock import utc_now
-from holdfast.ledger.ids import place_of
+from holdfast.ledger.ids import PLACES, place_of
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.audit.moves import differences_between
 from holdfast.persistence.claims.contents import claim_contents
@@ -35,7 +37,13 @@ from holdfast.persistence.operators.moves import (
 )
 from holdfast.persistence.queries.books import revenue, trial_balance
 from holdfast.persistence.queries.loading import load_account
-from holdfast.persistence.queries.moves import Away, find_away, find_email_away
+from holdfast.persistence.queries.moves import (
+    Away,
+    find_away,
+    find_email_away,
+    find_unreachable,
+    has_departed_since,
+)
 from holdfast.persistence.records.move_tables import AccountMove
 from holdfast.persistence.records.tables import metadata
 from holdfast.persistence.server.connections import connected
@@ -309,6 +317,56 @@ def test_all_moved_accounts_of_a_place_are_in_one_cell(cells: Cells, monkeypatch
         depart(cells.source, "acct_none", to=3)
 
 
+def test_an_account_that_its_owner_has_closed_does_not_move(cells: Cells) -> None:
+    with cells.source.begin():
+        cells.source.execute(text("update accounts set closed_at = now() where id = 'acct_new'"))
+    with pytest.raises(MoveRefused, match="acct_new was closed by its owner"):
+        depart(cells.source, "acct_new", to=TARGET)
+
+
+def test_a_move_is_remembered_from_its_departure_until_after_its_end(cells: Cells) -> None:
+    def is_recent() -> bool:
+        with cells.source.begin():
+            return has_departed_since(cells.source, timedelta(minutes=1))
+
+    def grow_old() -> None:
+        with cells.source.begin():
+            cells.source.execute(text("update account_moves set at = now() - interval '1 hour'"))
+
+    assert not is_recent()
+    move = cells.depart("acct_ada")
+    grow_old()
+    assert is_recent()
+    arrive(cells.source, cells.target, move, cell=SOURCE)
+    complete(cells.source, move)
+    assert is_recent()
+    grow_old()
+    assert not is_recent()
+    with cells.target.begin():
+        assert not has_departed_since(cells.target, timedelta(minutes=1))
+
+
+def test_a_new_account_of_a_closed_ones_address_is_found(cells: Cells) -> None:
+    cells.move("acct_ada")
+    with cells.target.begin():
+        cells.target.execute(
+            text("update accounts set email = 'closed:acct_ada', closed_at = now() where id = 'acct_ada'")
+        )
+        values = "'User', 'holdfast', now(), 0, 0, 0, 0, ''"
+        cells.target.execute(
+            text(
+                "insert into accounts (id, email, role, brand_id, created_at, version, operation_count,"
+                f" balance_micro, held_micro, chain_head) values ('acct_a', 'acct_ada@example.com', {values}),"
+                f" ('acct_b', 'acct_b@example.com', {values})"
+            )
+        )
+    every, none = (range(PLACES),), ()
+    one = Cell(SOURCE, none, every, "http://one", "http://one")
+    two = Cell(TARGET, every, none, "http://two", "http://two")
+    with cells.target.begin():
+        assert find_unreachable(cells.target, AllCells(TARGET, [one, two])) == ["acct_b"]
+
+
 def test_what_does_not_cancel_between_cells_is_found(cells: Cells) -> None:
     move = cells.depart("acct_ada")
     arrive(cells.source, cells.target, move, cell=SOURCE)
@@ -332,6 +390,10 @@ def test_what_does_not_cancel_between_cells_is_found(cells: Cells) -> None:
 
 
 MOVE_RULES_BROKEN = [
+    (
+        "insert into account_moves values ('acct_new', 'mov_x', 'in', 'arrived', 2, 0, now(), 0, 0, 7, 0, '', '')",
+        "each move names the last operation",
+    ),
     ("update account_moves set number = number - 1", "each move names the last operation"),
     ("insert into group_keys (account_id, key_id) values ('acct_ada', 'key_x')", "has left its journal"),
 ]

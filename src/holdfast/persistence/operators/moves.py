@@ -94,7 +94,7 @@ class Unfinished(NamedTuple):
 
 
 _HEAD = text(
-    "select operation_count, balance_micro, held_micro, chain_head, email from accounts "
+    "select operation_count, balance_micro, held_micro, chain_head, email, closed_at from accounts "
     "where id = :account_id for update"
 )
 _UNFINISHED = text(
@@ -152,6 +152,9 @@ def depart(rows: Connection, account_id: str, *, to: int) -> AccountMove | Unfin
         head = rows.execute(_HEAD, {"account_id": account_id}).one_or_none()
         if head is None:
             raise MoveRefused(f"{account_id} is not in this cell.")
+        if head.closed_at is not None:
+            # Its address may have a new account, which is found by a move of this one.
+            raise MoveRefused(f"{account_id} was closed by its owner.")
         unfinished = Unfinished._make(rows.execute(_UNFINISHED, {"account_id": account_id}).one())
         if any(unfinished):
             return unfinished
@@ -219,7 +222,7 @@ def complete(rows: Connection, move: AccountMove) -> None:
     """Mark a closed account as moved, once it has arrived. Commits."""
     with rows.begin():
         done = update(account_moves).where(account_moves.c.move_id == move.move_id)
-        rows.execute(done.where(account_moves.c.state == "closed").values(state="moved"))
+        rows.execute(done.where(account_moves.c.state == "closed").values(state="moved", at=func.now()))
         rows.execute(moving_rows.delete().where(moving_rows.c.move_id == move.move_id))
 
 

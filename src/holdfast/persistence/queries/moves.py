@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, or_, select
 
 from holdfast.ledger.cells import Cells
 from holdfast.ledger.ids import place_of
@@ -70,16 +71,32 @@ def find_email(rows: Connection, email: str) -> FoundEmail:
     return FoundEmail(is_here, find_email_away(rows, email), cell_given_email(rows, email))
 
 
+def has_departed_since(rows: Connection, since: timedelta) -> bool:
+    """Whether an account is closed for a move, or was moved away from here within the time."""
+    is_recent = account_moves.c.at > func.now() - since
+    departed = select(account_moves.c.account_id).where(
+        account_moves.c.direction == "out", or_(account_moves.c.state == "closed", is_recent)
+    )
+    return rows.scalar(select(departed.exists())) is True
+
+
 def find_unreachable(rows: Connection, cells: Cells) -> list[str]:
     """Return the accounts here for which no cell would ask this one, by their ids or by their addresses."""
     own, moves = cells.own, account_moves.c
-    arrived = select(moves.account_id).where(moves.direction == "in", moves.state == "arrived")
+    has_arrived = (moves.direction == "in", moves.state == "arrived")
+    arrived = select(moves.account_id).where(*has_arrived)
+    # Who signs in again after the account was closed gets a new one in the cell that the address was moved to.
+    arrived_emails = {*rows.execute(select(moves.email_sha256).where(*has_arrived)).scalars()}
     query = select(accounts.c.id, accounts.c.email, accounts.c.closed_at).where(accounts.c.id.not_in(arrived))
     return [
         row.id
         for row in rows.execute(query, execution_options={"yield_per": 1000})
         if own not in cells.of_place(place_of(row.id))
-        or (row.closed_at is None and own not in cells.of_email(row.email))
+        or (
+            row.closed_at is None
+            and own not in cells.of_email(row.email)
+            and sha256_of_email(row.email) not in arrived_emails
+        )
     ]
 
 

@@ -24,6 +24,7 @@ class AccountMove(NamedTuple):
     It moves the account's whole journal, up to operation ``number`` with its totals and chain hash. Up to
     ``number_before`` this cell had the journal already; what follows until ``number`` is in the books of other
     cells. The balance goes from one cell's books to the other's. ``email_sha256`` is of the address at that time.
+    ``at`` is when the account was closed for it, and once it is ``moved``, when that was recorded.
     """
 
     account_id: str

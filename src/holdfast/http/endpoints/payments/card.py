@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from datetime import timedelta
 from functools import partial
 from typing import Final
 
@@ -21,9 +22,10 @@ from holdfast.actors.account.messages import (
     RecordIntentRefused,
     SaveCard,
 )
+from holdfast.actors.runtime.faults import AccountAway
 from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, order_not_found, write_order
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.forwarding import forward_to_each
+from holdfast.http.kit.forwarding import ANSWER_S, forward_to_each
 from holdfast.http.kit.other_cells import require_here, require_place
 from holdfast.http.kit.refused_callbacks import SENDER_ERRORS, count_refused, refused_signature
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
@@ -43,6 +45,7 @@ from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.top_ups import AutoTopUp, SavedCard
 from holdfast.ledger.orders.transitions import can_expire
 from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
+from holdfast.persistence.queries.moves import has_departed_since
 from holdfast.persistence.queries.orders import order_of_account, order_of_event, top_up_of_account
 from holdfast.providers.card.base import (
     CardFault,
@@ -236,6 +239,10 @@ async def _receive_event(call: Call) -> Outcome:
         applied = await forward_to_each(deps, call.request, EventIgnored)
         if applied is not None:
             return applied
+        if deps.cells is not None and await deps.database.read(
+            partial(has_departed_since, since=timedelta(seconds=ANSWER_S))
+        ):
+            raise AccountAway("the order may be of an account that was moved while the cells were asked")
     if order is None:
         if event.order_id is not None:
             await require_here(deps, call.request, place_carried_by(event.order_id))
