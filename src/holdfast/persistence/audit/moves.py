@@ -37,9 +37,10 @@ MOVE_RULES: tuple[Rule, ...] = (
         select m.account_id, m.move_id, m.number, m.balance_micro, m.held_micro,
                o.balance_after_micro, o.held_after_micro
         from account_moves m left join operations o using (account_id, number)
-        where m.state not in ('undone', 'refused') and m.number > 0
-          and (m.balance_micro, m.held_micro, m.chain_head)
-              is distinct from (o.balance_after_micro, o.held_after_micro, o.chain_hash)
+        where m.state not in ('undone', 'refused')
+          and case when m.number = 0 then (m.balance_micro, m.held_micro) <> (0, 0)
+              else (m.balance_micro, m.held_micro, m.chain_head)
+                  is distinct from (o.balance_after_micro, o.held_after_micro, o.chain_hash) end
         """,
         "the move {move_id} has taken {balance_micro} with {held_micro} held at operation {number}, "
         "after which there was {balance_after_micro} with {held_after_micro} held",
