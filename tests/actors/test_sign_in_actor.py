@@ -14,6 +14,7 @@ import trio
 from sqlalchemy import Connection, TextClause, text
 from tests.sweepers import sweeper_of
 
+from holdfast.actors.runtime.faults import AccountAway
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.sign_in.actor import SignInActor, SignInRules
 from holdfast.actors.sign_in.messages import (
@@ -183,6 +184,27 @@ async def test_a_disabled_account_gets_no_session(harness: Harness) -> None:
     again = await harness.verify(issued.otp_id, issued.code)
     assert isinstance(again, SignedIn)
     assert again.account_id == signed_in.account_id
+
+
+async def test_an_account_that_comes_from_another_cell_is_signed_in_to(harness: Harness) -> None:
+    issued = await harness.request()
+    for away in (
+        "account_moves values ('acct_1', 'mov_1', 'out', 'moved', 2, 7, now(), 0, 0, 0, 0, '', {})",
+        "given_emails values ({}, 2, now())",
+    ):
+        added = away.format("sha256(convert_to('ada@example.com', 'UTF8'))")
+        await change(harness.database, text(f"insert into {added}"))
+        with pytest.raises(AccountAway):
+            await harness.verify(issued.otp_id, issued.code)
+        await change(harness.database, text(f"delete from {away.split()[0]}"))
+    values = "'acct_1', 'ada@example.com', 'User', 'holdfast', now(), 0, 0, 0, 0, ''"
+    columns = (
+        "id, email, role, brand_id, created_at, version, operation_count, balance_micro, held_micro, chain_head"
+    )
+    await change(harness.database, text(f"insert into accounts ({columns}) values ({values})"))
+    signed_in = await harness.verify(issued.otp_id, issued.code)
+    assert isinstance(signed_in, SignedIn)
+    assert signed_in.account_id == "acct_1"
 
 
 async def test_an_operators_address_gets_the_operators_role(harness: Harness) -> None:

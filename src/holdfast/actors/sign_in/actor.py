@@ -232,11 +232,14 @@ class SignInActor(JournaledActor):
         rules, email = self._rules, self._email
         rows: list[Row] = []
         fences: tuple[Fence, ...] = ()
-        if loaded.account_id is not None and loaded.closes_at is not None:
-            # Its actor then finds its own state older than the rows.
-            fences = (Fence("account", loaded.account_id, loaded.account_version),)
-            rows.append(AccountKeptRow(loaded.account_id, loaded.account_version + 1))
-            rows.append(AccountChangeRow(loaded.account_id, at, "kept"))
+        if loaded.account_id is not None:
+            # It may have come from another cell since this actor started.
+            self._account_id, self._role = loaded.account_id, loaded.role
+            if loaded.closes_at is not None:
+                # Its actor then finds its own state older than the rows.
+                fences = (Fence("account", loaded.account_id, loaded.account_version),)
+                rows.append(AccountKeptRow(loaded.account_id, loaded.account_version + 1))
+                rows.append(AccountChangeRow(loaded.account_id, at, "kept"))
         if self._account_id is None:
             self._account_id = rules.new_account_id()
             self._role = "Operator" if email in rules.operators else "User"

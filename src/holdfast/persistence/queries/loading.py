@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Text, bindparam, cast, literal_column, select
+from sqlalchemy import ColumnElement, Connection, Text, and_, bindparam, cast, literal, literal_column, select
 
 from holdfast.ledger.alerts.alerts import Alerts
 from holdfast.ledger.api_keys import KeyTerms
@@ -18,7 +18,7 @@ from holdfast.ledger.public_types import Role
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.credentials import live_api_keys
 from holdfast.persistence.queries.lots import read_lot_amounts
-from holdfast.persistence.queries.moves import find_email
+from holdfast.persistence.queries.moves import is_email_elsewhere
 from holdfast.persistence.queries.spending import (
     GROUPS_OF_ACCOUNT,
     LIMITS_OF_ACCOUNT,
@@ -213,23 +213,23 @@ def load_sign_in(connection: Connection, key: str) -> LoadedSignIn:
         select(tables.sign_ins.c.version, tables.sign_ins.c.state).where(tables.sign_ins.c.key == key)
     ).one_or_none()
     version, state = (row.version, row.state) if row is not None else (0, {})
-    account = None
-    if key.startswith("email:"):
-        account = connection.execute(
-            select(
-                *(tables.accounts.c[name] for name in ("id", "role", "disabled_at", "version", "closes_at"))
-            ).where(tables.accounts.c.email == key.removeprefix("email:"))
-        ).one_or_none()
-    if account is None:
-        found = find_email(connection, key.removeprefix("email:")) if key.startswith("email:") else None
-        is_away = found is not None and (found.away is not None or found.given_to is not None)
-        return LoadedSignIn(version, state, None, None, is_disabled=False, is_away=is_away)
+    if not key.startswith("email:"):
+        return LoadedSignIn(version, state, None, None, is_disabled=False)
+    email, owner = key.removeprefix("email:"), tables.accounts.c
+    # One statement, since a move may end meanwhile.
+    account = connection.execute(
+        select(
+            *(owner[name] for name in ("id", "role", "disabled_at", "version", "closes_at")),
+            and_(owner.id.is_(None), is_email_elsewhere(email)).label("is_away"),
+        ).select_from(select(literal(1)).subquery().outerjoin(tables.accounts, owner.email == email))
+    ).one()
     return LoadedSignIn(
         version,
         state,
         account.id,
         account.role,
         is_disabled=account.disabled_at is not None,
-        account_version=account.version,
+        account_version=account.version or 0,
         closes_at=account.closes_at,
+        is_away=account.is_away,
     )

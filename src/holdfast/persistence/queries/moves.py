@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
-from sqlalchemy import Connection, func, or_, select
+from sqlalchemy import ColumnElement, Connection, exists, func, or_, select
 
 from holdfast.ledger.cells import Cells
 from holdfast.ledger.ids import place_of
@@ -55,6 +55,15 @@ def find_email_away(rows: Connection, email: str) -> Away | None:
     query = select(account_moves.c.cell, account_moves.c.state)
     found = rows.execute(query.where(account_moves.c.email_sha256 == sha256_of_email(email), _AWAY)).first()
     return None if found is None else Away(found.cell, found.state == "closed")
+
+
+def is_email_elsewhere(email: str) -> ColumnElement[bool]:
+    """SQL: whether the account of an e-mail address was moved away, or the address was given to another cell."""
+    sha256 = sha256_of_email(email)
+    return or_(
+        exists().where(account_moves.c.email_sha256 == sha256, _AWAY),
+        exists().where(given_emails.c.email_sha256 == sha256),
+    )
 
 
 def cell_given_email(rows: Connection, email: str) -> int | None:
