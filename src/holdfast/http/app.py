@@ -110,11 +110,11 @@ class HoldfastApp(QuartTrio):
                 response = _options(self._adapter, request)
             else:
                 route, path = self._routes[rule.endpoint], {**path}
-                serve = functools.partial(_serve, self.deps, route, request, path)
-                if self.deps.cells is not None:
-                    response = await serve_in_cells(self.deps, route, request, path, serve)
+                if self.deps.cells is None:
+                    response = await _serve(self.deps, route, request, path)
                 else:
-                    response = await serve()
+                    serve = functools.partial(_serve, self.deps, route, request, path)
+                    response = await serve_in_cells(self.deps, route, request, path, serve)
         except Exception as error:
             below = self._below_another_base(request) if isinstance(error, NotFound) else None
             response = exception_response(error, request) if below is None else refusal_response(below)
