@@ -26,8 +26,8 @@ from holdfast.http.kit.credentials import Bearer
 from holdfast.http.kit.listing import CURSOR, LIMIT, Position, list_of_account
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, BodyResponse, Outcome, Parameter, RouteTable
 from holdfast.http.kit.stored_content import link_parameters, refuse_link
-from holdfast.http.kit.values import invalid_parameter, preferred_wait_s, shown
-from holdfast.http.kit.waiting import WAIT_MAX_S, stream_media
+from holdfast.http.kit.values import invalid_parameter, shown
+from holdfast.http.kit.waiting import WAIT_MAX_S, preferred_wait_s, stream_media
 from holdfast.http.schemas.tasks import DEADLINE_MAX_S, CreateTaskRequest, WantedTask
 from holdfast.http.services.following import follow_task
 from holdfast.http.services.tasks import (

@@ -57,7 +57,6 @@ def read_amount(
     return Refusal(code="invalid_amount", message=f"The amount {shown(text)} {rule}.", param=param)
 
 
-_WAIT: Final = re.compile(r'(?:^|[,;])\s*wait\s*(?:=\s*"?([0-9]{1,6})"?\s*)?(?=$|[,;])', re.ASCII | re.IGNORECASE)
 _WHOLE_SECONDS: Final = re.compile(r"[0-9]{1,6}", re.ASCII)
 _KEY_TEXT = re.compile(r"[\x20-\x7e]{1,255}", re.ASCII)
 
@@ -78,12 +77,6 @@ def read_idempotency_key(sent: Sequence[str]) -> str | Refusal:
             param="Idempotency-Key",
         )
     return key
-
-
-def preferred_wait_s(headers: Sequence[str], *, bare_s: int | None = None) -> int | None:
-    """Return the seconds of the preference ``wait``, and ``bare_s`` if it has none; None without the preference."""
-    match = _WAIT.search(",".join(headers)[:1024]) if headers else None
-    return None if match is None else int(match[1]) if match[1] else bare_s
 
 
 def read_restart_wait(sent: Sequence[str], deadline_s: float) -> tuple[float, WhileDown]:

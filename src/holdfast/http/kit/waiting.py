@@ -12,7 +12,7 @@ from quart import Response
 
 from holdfast.http.kit.responses import streamed
 from holdfast.http.kit.routes import EVENT_STREAM, Media, Parameter
-from holdfast.http.kit.values import invalid_parameter, preferred_wait_s
+from holdfast.http.kit.values import invalid_parameter
 from holdfast.ledger.refusals import Refusal
 
 WAIT_MAX_S: Final = 60
@@ -42,8 +42,17 @@ LAST_EVENT_ID: Final = Parameter(
     schema={"type": "string", "pattern": "^[0-9]{1,18}$"},
 )
 
+_PREFERRED: Final = re.compile(
+    r'(?:^|[,;])\s*wait\s*(?:=\s*"?([0-9]{1,6})"?\s*)?(?=$|[,;])', re.ASCII | re.IGNORECASE
+)
 _SECONDS: Final = re.compile(r"[0-9]{1,2}(?:\.[0-9]{1,3})?", re.ASCII)
 _NUMBER: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
+
+
+def preferred_wait_s(headers: Sequence[str], *, bare_s: int | None = None) -> int | None:
+    """Return the seconds of the preference ``wait``, and ``bare_s`` if it has none; None without the preference."""
+    match = _PREFERRED.search(",".join(headers)[:1024]) if headers else None
+    return None if match is None else int(match[1]) if match[1] else bare_s
 
 
 def read_wait(sent: list[str], prefer: Sequence[str]) -> float | Refusal:

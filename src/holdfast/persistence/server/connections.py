@@ -48,6 +48,7 @@ from holdfast.persistence.server.database_faults import (
     reason_of,
     trouble_of,
 )
+from holdfast.persistence.server.database_gate import DatabaseGate
 from holdfast.persistence.server.revisions import schema_of
 
 log = structlog.get_logger(__name__)
@@ -295,21 +296,19 @@ class KeptConnection:
     """A connection that is kept between uses, and replaced before the next one if the database was away since.
 
     One that was idle over an outage may lead to a machine that is gone, or no longer the primary: its first
-    statement would wait until its time has passed. ``closings`` counts the outages.
+    statement would wait until its time has passed. ``gate`` counts the outages.
     """
 
-    def __init__(
-        self, connect: Callable[[], psycopg.Connection[Any]], closings: Callable[[], int] = lambda: 0
-    ) -> None:
+    def __init__(self, connect: Callable[[], psycopg.Connection[Any]], gate: DatabaseGate | None = None) -> None:
         self._connect = connect
-        self._closings = closings
+        self._gate = gate
         self._made_at = 0
         self.current: psycopg.Connection[Any] | None = None
         """The connection that was last used, until it is discarded."""
 
     def get(self) -> psycopg.Connection[Any]:
         """Return it, connected. Raises :class:`DatabaseAway`."""
-        closings = self._closings()
+        closings = 0 if self._gate is None else self._gate.closings
         if self.current is not None and (self.current.closed or self._made_at != closings):
             self.discard()
         if self.current is None:

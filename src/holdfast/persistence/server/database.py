@@ -227,7 +227,7 @@ class Database:
 
     def keep_writer(self) -> KeptConnection:
         """Return such a connection to keep, which is opened when it is first used."""
-        return KeptConnection(self.connect_writer, lambda: self.gate.closings)
+        return KeptConnection(self.connect_writer, self.gate)
 
     async def open(self) -> None:
         """Probe once and open the gate. Raises as :func:`probe` does."""
