@@ -35,8 +35,7 @@ from benchmarks.conditions import describe, fresh_database, print_figures
 from benchmarks.servers import BODY, CATALOG, SCHEMA, SECRET, SERVE, free_port, process
 from benchmarks.whole import SLOTS
 from holdfast.ledger.catalog.catalog import load_catalog
-from holdfast.ledger.catalog.pricing import PricedInput
-from holdfast.ledger.catalog.quotes import quote_input
+from holdfast.ledger.catalog.pricing import PricedInput, quote_input
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.migrate import migrate

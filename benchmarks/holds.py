@@ -31,8 +31,7 @@ from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.catalog.catalog import load_catalog
-from holdfast.ledger.catalog.pricing import PricedInput
-from holdfast.ledger.catalog.quotes import quote_input
+from holdfast.ledger.catalog.pricing import PricedInput, quote_input
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.account import AccountState, decide_hold
 from holdfast.ledger.credit.operations import CHAIN_START, Lot, Lots, Operation

@@ -25,7 +25,7 @@ from holdfast.actors.task.messages import (
     TaskReply,
 )
 from holdfast.ledger.catalog.catalog import load_catalog
-from holdfast.ledger.catalog.quotes import quote_input
+from holdfast.ledger.catalog.pricing import quote_input
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.decisions import on_wake
 from holdfast.ledger.tasks.dispatch import on_submitted

@@ -15,9 +15,9 @@ from tests.threaded_server import serving
 from typer.testing import CliRunner, Result
 
 from holdfast.commands.cli import app
-from holdfast.ledger.catalog.catalog import Catalog, load_catalog
-from holdfast.ledger.catalog.pricing import PricedInput
-from holdfast.ledger.catalog.quotes import quote_input
+from holdfast.ledger.catalog.catalog import load_catalog
+from holdfast.ledger.catalog.models import Catalog
+from holdfast.ledger.catalog.pricing import PricedInput, quote_input
 from holdfast.providers.media.kinds import kind_rules
 
 PROMPT = {"type": "string", "title": "Prompt", "description": "What to show.", "x-order": 0}

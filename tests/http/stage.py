@@ -30,8 +30,9 @@ from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.listener import Listener
 from holdfast.ledger.api_keys import SCOPES
-from holdfast.ledger.catalog.catalog import Catalog, load_catalog
-from holdfast.ledger.catalog.quotes import quote_input
+from holdfast.ledger.catalog.catalog import load_catalog
+from holdfast.ledger.catalog.models import Catalog
+from holdfast.ledger.catalog.pricing import quote_input
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, accept_task

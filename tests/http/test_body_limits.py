@@ -16,7 +16,7 @@ from holdfast.http.kit import bodies
 from holdfast.http.kit.bodies import SMALL_BODY_BYTES_MAX
 from holdfast.http.kit.calls import ANONYMOUS_BODY_BYTES_MAX, Auth
 from holdfast.http.services import quotes
-from holdfast.ledger.catalog.quotes import quote_input
+from holdfast.ledger.catalog.pricing import quote_input
 
 if TYPE_CHECKING:
     from tests.http.api import Api

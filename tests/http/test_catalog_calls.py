@@ -9,7 +9,8 @@ import pytest
 from tests.clients import refused
 
 from holdfast.actors.account.messages import CreateTask, TaskAccepted
-from holdfast.ledger.catalog.catalog import Catalog, parse_catalog
+from holdfast.ledger.catalog.catalog import parse_catalog
+from holdfast.ledger.catalog.models import Catalog
 from holdfast.providers.media.kinds import kind_rules
 
 from .identities import NOW

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.ledger.catalog.catalog import Catalog, CatalogFault, load_catalog, parse_catalog
+from holdfast.ledger.catalog.catalog import CatalogFault, load_catalog, parse_catalog
+from holdfast.ledger.catalog.models import Catalog
 from holdfast.providers.media.kinds import kind_rules
 
 SCHEMA = {

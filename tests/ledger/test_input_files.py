@@ -15,8 +15,7 @@ from holdfast.ledger.catalog.input_schema import (
     name_files,
     with_links,
 )
-from holdfast.ledger.catalog.pricing import PricedInput
-from holdfast.ledger.catalog.quotes import quote_input
+from holdfast.ledger.catalog.pricing import PricedInput, quote_input
 from holdfast.providers.media.kinds import kind_rules
 
 BASE = "https://holdfast.example/at"

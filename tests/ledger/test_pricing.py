@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.ledger.catalog.catalog import Catalog, load_catalog, parse_catalog
-from holdfast.ledger.catalog.pricing import PricedInput, charge_for, price_micro
-from holdfast.ledger.catalog.quotes import quote_input
+from holdfast.ledger.catalog.catalog import load_catalog, parse_catalog
+from holdfast.ledger.catalog.models import Catalog
+from holdfast.ledger.catalog.pricing import PricedInput, charge_for, price_micro, quote_input
 from holdfast.ledger.catalog.terms import Rate, Terms, Units
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.media.kinds import kind_rules

@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.ledger import plain_json
-from holdfast.ledger.catalog.catalog import Catalog, load_catalog, parse_catalog
-from holdfast.ledger.catalog.pricing import PricedInput
-from holdfast.ledger.catalog.quotes import quote_input
+from holdfast.ledger.catalog.catalog import load_catalog, parse_catalog
+from holdfast.ledger.catalog.models import Catalog
+from holdfast.ledger.catalog.pricing import PricedInput, quote_input
 from holdfast.ledger.catalog.seals import QUOTE_ID_CHARS_MAX, SealedQuote, quote_matches, seal_quote, unseal_quote
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.plain_json import canonical_json

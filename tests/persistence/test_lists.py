@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 from tests.made_requests import make_request
 
 from holdfast.ledger.catalog.catalog import load_catalog
-from holdfast.ledger.catalog.quotes import quote_input
+from holdfast.ledger.catalog.pricing import quote_input
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Review, accept_task
 from holdfast.persistence.queries.orders import troubled_orders

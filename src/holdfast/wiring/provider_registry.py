@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import structlog
 import trio
 
-from holdfast.ledger.catalog.catalog import Catalog, CatalogFault, load_catalog
-from holdfast.ledger.catalog.models import ProviderConfig
+from holdfast.ledger.catalog.catalog import CatalogFault, load_catalog
+from holdfast.ledger.catalog.models import Catalog, ProviderConfig
 from holdfast.ledger.tasks.transitions import ProviderTraits
 from holdfast.providers.media.base import MediaProvider, ProviderSetup
 from holdfast.providers.media.callbacks import PURPOSE, hook_address

@@ -29,9 +29,8 @@ from holdfast.http.services.files import own_file
 from holdfast.http.services.quotes import made_quote
 from holdfast.http.services.tasks import canceled_task, created_task, ended_task, own_task
 from holdfast.ledger.api_keys import ACCOUNT_READ, FILES_WRITE, TASKS_READ, TASKS_WRITE, has_scope, lacking_scope
-from holdfast.ledger.catalog.catalog import Catalog
-from holdfast.ledger.catalog.models import Modality
-from holdfast.ledger.catalog.quotes import model_not_found
+from holdfast.ledger.catalog.models import Catalog, Modality
+from holdfast.ledger.catalog.pricing import model_not_found
 from holdfast.ledger.public_types import FreeForm
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task

@@ -12,8 +12,7 @@ import msgspec
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.models import Pause, pause_body
 from holdfast.ledger.api_keys import KeyTerms, is_model_allowed
-from holdfast.ledger.catalog.catalog import Catalog
-from holdfast.ledger.catalog.models import Modality, Model
+from holdfast.ledger.catalog.models import Catalog, Modality, Model
 from holdfast.ledger.clock import format_time, time_or_none
 from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.credit.limits import WHOLE_ACCOUNT, Spending

@@ -14,9 +14,8 @@ from holdfast.http.kit.bodies import convert_body
 from holdfast.http.kit.forms import FormFile
 from holdfast.http.kit.values import invalid_parameter, missing_parameter
 from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBounds, WantedTask
-from holdfast.ledger.catalog.catalog import Catalog
-from holdfast.ledger.catalog.models import Model
-from holdfast.ledger.catalog.quotes import model_not_found
+from holdfast.ledger.catalog.models import Catalog, Model
+from holdfast.ledger.catalog.pricing import model_not_found
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.storage.sniffing import UNKNOWN_TYPE, sniff
 from holdfast_compat.model_words import (

@@ -10,9 +10,8 @@ import msgspec
 
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Outcome, RouteTable
-from holdfast.ledger.catalog.catalog import Catalog
-from holdfast.ledger.catalog.models import Model
-from holdfast.ledger.catalog.quotes import model_not_found
+from holdfast.ledger.catalog.models import Catalog, Model
+from holdfast.ledger.catalog.pricing import model_not_found
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.public_types import FreeForm

@@ -38,7 +38,7 @@ from holdfast.http.services.tasks import (
     own_task,
 )
 from holdfast.ledger.api_keys import TASKS_READ, TASKS_WRITE
-from holdfast.ledger.catalog.quotes import some_models
+from holdfast.ledger.catalog.pricing import some_models
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.links import sign_link
 from holdfast.ledger.public_types import FreeForm

@@ -15,7 +15,7 @@ from holdfast.http.schemas.models import (
     model_details,
 )
 from holdfast.http.services.quotes import made_quote
-from holdfast.ledger.catalog.quotes import model_not_found
+from holdfast.ledger.catalog.pricing import model_not_found
 
 route = RouteTable("Models")
 

@@ -17,7 +17,7 @@ from holdfast.http.kit.values import invalid_parameter, read_amount, shown
 from holdfast.http.schemas.common import AmountGiven, render
 from holdfast.ledger.api_keys import ACCOUNT_READ, LIMITS_WRITE, OF_PROVIDER, matches
 from holdfast.ledger.catalog.models import Model
-from holdfast.ledger.catalog.quotes import some_models
+from holdfast.ledger.catalog.pricing import some_models
 from holdfast.ledger.clock import time_or_none
 from holdfast.ledger.credit.limits import WINDOWS, Limit, LimitKind, Spending
 from holdfast.ledger.money import format_amount

@@ -19,7 +19,7 @@ from holdfast.http.kit.operators import SeenSessions
 from holdfast.http.kit.sending import Sending
 from holdfast.http.kit.upload_shares import Storage
 from holdfast.http.kit.waiting_calls import Following
-from holdfast.ledger.catalog.catalog import Catalog
+from holdfast.ledger.catalog.models import Catalog
 from holdfast.ledger.cells import Cells
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.ids import is_id

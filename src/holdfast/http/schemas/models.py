@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from holdfast.http.schemas.common import S, render
-from holdfast.ledger.catalog.catalog import Catalog
-from holdfast.ledger.catalog.models import Modality, Model, ModelStatus, RunType
+from holdfast.ledger.catalog.models import Catalog, Modality, Model, ModelStatus, RunType
 from holdfast.ledger.catalog.terms import PricingMode, Rate, Terms, Units
 from holdfast.ledger.money import CURRENCY, format_amount, format_price
 from holdfast.ledger.public_types import Amount, Currency, FreeForm, Time

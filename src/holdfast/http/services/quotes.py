@@ -8,7 +8,7 @@ from functools import partial
 from holdfast.http.kit.calls import Call
 from holdfast.http.schemas.common import QuoteRequest, render
 from holdfast.http.schemas.models import QuoteBody, estimate_body, pause_body
-from holdfast.ledger.catalog.quotes import quote_input
+from holdfast.ledger.catalog.pricing import quote_input
 from holdfast.ledger.catalog.seals import SealedQuote, seal_quote
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import CURRENCY

@@ -29,8 +29,7 @@ from holdfast.http.kit.values import invalid_parameter, read_amount, shown
 from holdfast.http.schemas.common import credit_path
 from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBounds
 from holdfast.ledger.api_keys import TASKS_READ, TASKS_WRITE
-from holdfast.ledger.catalog.pricing import PricedInput
-from holdfast.ledger.catalog.quotes import quote_input
+from holdfast.ledger.catalog.pricing import PricedInput, quote_input
 from holdfast.ledger.catalog.seals import SealedQuote, quote_matches, unseal_quote
 from holdfast.ledger.ids import is_id, new_id
 from holdfast.ledger.money import format_amount

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -31,7 +31,7 @@ from holdfast.ledger.catalog.entries import (
     read_model,
     read_provider,
 )
-from holdfast.ledger.catalog.models import CatalogTable, Model, ProviderConfig, epoch_s
+from holdfast.ledger.catalog.models import Catalog, CatalogTable, Model, ProviderConfig, epoch_s
 from holdfast.ledger.catalog.pricing import price_gaps, price_input
 from holdfast.ledger.catalog.tables import read_fields
 from holdfast.ledger.catalog.terms import Terms
@@ -49,26 +49,6 @@ class CatalogFault(Exception):
     def __init__(self, lines: tuple[str, ...]) -> None:
         super().__init__("\n".join(lines))
         self.lines = lines
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Catalog:
-    """A catalog without faults. ``models`` and ``providers`` are in file order; ``created`` is epoch seconds.
-
-    ``examples`` are the terms of the models' example inputs, of those that have one. ``bonuses`` rise by the amount
-    that orders must reach. ``secret_files`` are the files
-    with secrets: the catalog itself, if it has one, and those that it names. ``warnings`` are lines about settings
-    that are allowed but probably not intended.
-    """
-
-    version: str
-    models: Mapping[str, Model]
-    providers: Mapping[str, ProviderConfig]
-    created: int
-    examples: Mapping[str, Terms]
-    bonuses: tuple[Bonus, ...] = ()
-    secret_files: tuple[Path, ...] = ()
-    warnings: tuple[str, ...] = ()
 
 
 def load_catalog(

@@ -5,17 +5,21 @@ The structs mirror the file: a field's type and description say which values are
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from holdfast.ledger.catalog.bonuses import Bonus
 from holdfast.ledger.catalog.input_schema import InputSchema, LinkFields
 from holdfast.ledger.catalog.metering import Meter, UnitFields
 from holdfast.ledger.catalog.tables import Text
-from holdfast.ledger.catalog.terms import Deadlines, Hosting, OnMismatch, PricingMode, Rate
+from holdfast.ledger.catalog.terms import Deadlines, Hosting, OnMismatch, PricingMode, Rate, Terms
 from holdfast.ledger.money import CURRENCY
 
 Modality = Literal["llm", "image", "video", "audio"]
@@ -265,6 +269,26 @@ class Model(ModelTable, frozen=True, kw_only=True, eq=False):
     def tier_fields(self) -> list[str]:
         """The input fields that select a tier."""
         return sorted({name for tier in self.tiers for name in tier.when})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Catalog:
+    """A catalog without faults. ``models`` and ``providers`` are in file order; ``created`` is epoch seconds.
+
+    ``examples`` are the terms of the models' example inputs, of those that have one. ``bonuses`` rise by the amount
+    that orders must reach. ``secret_files`` are the files
+    with secrets: the catalog itself, if it has one, and those that it names. ``warnings`` are lines about settings
+    that are allowed but probably not intended.
+    """
+
+    version: str
+    models: Mapping[str, Model]
+    providers: Mapping[str, ProviderConfig]
+    created: int
+    examples: Mapping[str, Terms]
+    bonuses: tuple[Bonus, ...] = ()
+    secret_files: tuple[Path, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def epoch_s(day: date) -> int:

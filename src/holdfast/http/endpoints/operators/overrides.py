@@ -17,7 +17,7 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.routes import Outcome
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.operators import Note, Reason, text_of
-from holdfast.ledger.catalog.quotes import model_not_found
+from holdfast.ledger.catalog.pricing import model_not_found
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal

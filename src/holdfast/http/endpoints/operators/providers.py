@@ -15,11 +15,9 @@ from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Outcome
 from holdfast.http.kit.values import invalid_parameter, shown
 from holdfast.http.schemas.operators import Reason
-from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.catalog.input_schema import least_input
-from holdfast.ledger.catalog.models import Model
-from holdfast.ledger.catalog.pricing import PricedInput
-from holdfast.ledger.catalog.quotes import model_not_found, quote_input
+from holdfast.ledger.catalog.models import Catalog, Model
+from holdfast.ledger.catalog.pricing import PricedInput, model_not_found, quote_input
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount
 from holdfast.ledger.refusals import Refusal
