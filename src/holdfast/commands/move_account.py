@@ -29,8 +29,9 @@ from holdfast.persistence.operators.moves import (
     complete,
     contents_of,
     depart,
+    email_of,
     find_move,
-    has_email_of,
+    has_email,
     undo,
 )
 from holdfast.persistence.records.move_tables import AccountMove
@@ -119,8 +120,7 @@ def move_account(
         copy = partial(_copy_contents, account_id, source, target, rows, copied)
         say(f"{copy()} results and files copied")
         if move is None:
-            if has_email_of(rows, others, account_id):
-                raise MoveRefused("An account of the other cell has the same e-mail address.")
+            _check_email(account_id, source, target, rows, others)
             move = _departed(rows, account_id, target.number, sleep)
         say(f"closed in cell {source.number} at operation {move.number}")
         copy()
@@ -128,6 +128,27 @@ def move_account(
         say(f"open in cell {target.number}: all rows are there, and break no rule of the audit")
         complete(rows, move)
         say(f"{account_id} is in cell {target.number}")
+
+
+def _check_email(
+    account_id: str, source: EndOfMove, target: EndOfMove, rows: Connection, others: Connection
+) -> None:
+    """Check that sign-in with the account's address will find it, and no other.
+
+    The cell that is asked for the address knows of moves from itself alone. So an account that was opened where an
+    earlier one of its address had been moved to can only be moved to the cell of the address, and back.
+    """
+    email = email_of(rows, account_id)
+    if email is None:
+        raise MoveRefused(f"{account_id} is not in this cell.")
+    if has_email(others, email):
+        raise MoveRefused("An account of the other cell has the same e-mail address.")
+    asked = [cell.number for cell in Cells(source.number, source.settings.cells).of_email(email)]
+    if source.number in asked or target.number == asked[0]:
+        return
+    earlier = find_move(others, account_id)
+    if earlier is None or earlier.cell != source.number:
+        raise MoveRefused(f"Its e-mail address is of cell {asked[0]}, which would not find it in the other cell.")
 
 
 def _departed(rows: Connection, account_id: str, to: int, sleep: Callable[[float], None]) -> AccountMove:

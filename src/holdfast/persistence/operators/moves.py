@@ -254,11 +254,16 @@ def contents_of(rows: Connection, account_id: str, *, archive_type: str) -> list
         return [Content._make(row) for row in found]
 
 
-def has_email_of(source: Connection, target: Connection, account_id: str) -> bool:
-    """Whether an account of the target has the address of one of the source."""
-    with source.begin(), target.begin():
-        email = source.scalar(select(accounts.c.email).where(accounts.c.id == account_id))
-        return target.scalar(select(accounts.c.id).where(accounts.c.email == email)) is not None
+def email_of(rows: Connection, account_id: str) -> str | None:
+    """Return the address of an account that is here; None if it is not."""
+    with rows.begin():
+        return rows.scalar(select(accounts.c.email).where(accounts.c.id == account_id))
+
+
+def has_email(rows: Connection, email: str) -> bool:
+    """Whether an account here has an address."""
+    with rows.begin():
+        return rows.scalar(select(accounts.c.id).where(accounts.c.email == email)) is not None
 
 
 def _limit_waits(rows: Connection) -> None:
