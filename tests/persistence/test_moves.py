@@ -18,7 +18,7 @@ from holdfast.ledger.cells import Cells as AllCells
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import PLACES, place_of
 from holdfast.persistence.audit.audit import run_audit
-from holdfast.persistence.audit.moves import differences_between
+from holdfast.persistence.audit.moves import MOVE_RULES, differences_between
 from holdfast.persistence.claims.contents import claim_contents
 from holdfast.persistence.journal.units import Committed, Fence, Stale, Unit
 from holdfast.persistence.journal.writer import BatchWriter
@@ -35,6 +35,7 @@ from holdfast.persistence.operators.moves import (
     find_move,
     undo,
 )
+from holdfast.persistence.operators.overrides import find_overrides, write_override
 from holdfast.persistence.queries.books import revenue, trial_balance
 from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.queries.moves import (
@@ -45,6 +46,7 @@ from holdfast.persistence.queries.moves import (
     has_departed_since,
 )
 from holdfast.persistence.records.move_tables import AccountMove
+from holdfast.persistence.records.operator_tables import Override
 from holdfast.persistence.records.tables import metadata
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
@@ -66,6 +68,13 @@ class Cells(NamedTuple):
         move = self.depart(account_id)
         arrive(self.source, self.target, move, cell=SOURCE)
         complete(self.source, move)
+
+    def move_back(self, account_id: str) -> None:
+        """Take every step of the way back."""
+        move = depart(self.target, account_id, to=SOURCE)
+        assert isinstance(move, AccountMove)
+        arrive(self.target, self.source, move, cell=TARGET)
+        complete(self.target, move)
 
     def depart(self, account_id: str) -> AccountMove:
         with closing(psycopg.connect(self.target_url, autocommit=True)) as rows:
@@ -177,10 +186,7 @@ def test_receipts_keep_their_numbers_in_the_series_of_their_cell(cells: Cells) -
 def test_an_account_can_come_back_and_leave_again(cells: Cells) -> None:
     balances = cells.balanced()
     cells.move("acct_cho")
-    returning = depart(cells.target, "acct_cho", to=SOURCE)
-    assert isinstance(returning, AccountMove)
-    arrive(cells.target, cells.source, returning, cell=TARGET)
-    complete(cells.target, returning)
+    cells.move_back("acct_cho")
     assert find_move(cells.source, "acct_cho") is None
     assert where_is(cells.source, "acct_cho") == (None, False)
     assert where_is(cells.target, "acct_cho") == (Away(SOURCE, is_closed=False), True)
@@ -189,6 +195,62 @@ def test_an_account_can_come_back_and_leave_again(cells: Cells) -> None:
     cells.move("acct_cho")
     assert cells.balanced() == balances
     cells.audits()
+
+
+def test_an_account_comes_back_before_its_move_was_completed(cells: Cells) -> None:
+    balances = cells.balanced()
+    move = cells.depart("acct_ada")
+    arrive(cells.source, cells.target, move, cell=SOURCE)
+    before = rows_of(cells.target, "acct_ada")
+    returning = depart(cells.target, "acct_ada", to=SOURCE)
+    assert isinstance(returning, AccountMove)
+    arrive(cells.target, cells.source, returning, cell=TARGET)
+    for _ in range(2):
+        assert find_move(cells.source, "acct_ada") is None
+        assert where_is(cells.source, "acct_ada") == (None, False)
+        assert rows_of(cells.source, "acct_ada") == before
+        # The command of the first move goes on.
+        complete(cells.source, move)
+    complete(cells.target, returning)
+    assert cells.balanced() == balances
+    cells.audits()
+    cells.move("acct_ada")
+    assert rows_of(cells.target, "acct_ada") == before
+    cells.audits()
+
+
+def set_creates(rows: Connection, number: float, *, ends_at: datetime) -> None:
+    """Set the creates a second of an account, as an operator does."""
+    at = utc_now()
+    override = Override(
+        "account_creates", "acct_ada", number, None, "why", None, "eve@example.com", "act_1", at, ends_at, 1
+    )
+    with rows.begin():
+        write_override(rows, override)
+
+
+def test_what_operators_set_for_an_account_comes_back_with_it(cells: Cells) -> None:
+    def seen(rows: Connection) -> tuple[int, dict[float | None, bool]]:
+        with rows.begin():
+            found = find_overrides(rows)
+        return sum(each.version for each in found), {each.number: each.ends_at > utc_now() for each in found}
+
+    long = datetime(2100, 1, 1, tzinfo=UTC)
+    set_creates(cells.source, 1.0, ends_at=long)
+    cells.move("acct_ada")
+    assert seen(cells.target) == (1, {1.0: True})
+    set_creates(cells.target, 2.0, ends_at=long)
+    versions, _ = seen(cells.source)
+    cells.move_back("acct_ada")
+    # The processes here have read the versions of before.
+    (later, known) = seen(cells.source)
+    assert (later > versions, known) == (True, {2.0: True})
+    cells.move("acct_ada")
+    with cells.target.begin():
+        cells.target.execute(text("delete from overrides"))
+    cells.move_back("acct_ada")
+    (last, known) = seen(cells.source)
+    assert (last > later, known) == (True, {2.0: False})
 
 
 def test_the_balance_goes_from_the_books_of_one_cell_to_the_others(cells: Cells) -> None:
@@ -395,6 +457,7 @@ MOVE_RULES_BROKEN = [
         "each move names the last operation",
     ),
     ("update account_moves set number = number - 1", "each move names the last operation"),
+    ("update account_moves set number_before = 0", "follows what this cell had"),
     ("insert into group_keys (account_id, key_id) values ('acct_ada', 'key_x')", "has left its journal"),
 ]
 
@@ -407,3 +470,17 @@ def test_what_a_moved_account_has_left_is_audited(cells: Cells, statement: str, 
     with connected(cells.source_url) as rows:
         found = run_audit(rows)
     assert any(rule in each.rule for each in found)
+
+
+@pytest.mark.parametrize("number_before", [1, 2, 3, 4])
+def test_where_the_history_of_a_move_begins_is_audited(cells: Cells, number_before: int) -> None:
+    cells.move("acct_bob")
+    cells.move_back("acct_bob")
+    cells.move("acct_bob")
+    cells.audits()
+    with cells.target.begin():
+        query = "update account_moves set number_before = :before where state = 'arrived' and number_before = 0"
+        assert cells.target.execute(text(query), {"before": number_before}).rowcount == 1
+    with connected(cells.target_url) as rows:
+        found = run_audit(rows)
+    assert [each.rule for each in found] == [MOVE_RULES[1].name]

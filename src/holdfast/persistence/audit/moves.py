@@ -46,6 +46,24 @@ MOVE_RULES: tuple[Rule, ...] = (
         "after which there was {balance_after_micro} with {held_after_micro} held",
     ),
     Rule(
+        "what a move has brought follows what this cell had when the account had left it",
+        """
+        select account_id, had, left_here, backwards from (
+            select account_id,
+                   coalesce(array_agg(number_before order by number_before)
+                       filter (where state = 'arrived'), '{}') as had,
+                   coalesce(array_agg(number order by number)
+                       filter (where state = 'returned'), '{}') as left_here,
+                   count(*) filter (where number_before > number
+                       or (direction = 'out' and number_before < number)) as backwards
+            from account_moves where state not in ('undone', 'refused') group by account_id
+        ) m
+        where backwards > 0 or had not in (left_here, cast(0 as bigint) || left_here)
+        """,
+        "its moves to here begin after the operations {had}, those before from here ended at {left_here}, "
+        "and {backwards} end before they begin",
+    ),
+    Rule(
         "an account that is in another cell has left its journal up to its move, and nothing else",
         f"""
         select m.account_id, m.cell, n.number, m.number as moved_number, p.posted_micro, r.kinds

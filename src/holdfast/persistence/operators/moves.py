@@ -31,6 +31,7 @@ from holdfast.persistence.records.move_tables import (
     account_moves,
     moving_rows,
 )
+from holdfast.persistence.records.operator_tables import Override
 from holdfast.persistence.records.tables import accounts, metadata, operations
 
 LEAVING: Final[dict[str, str]] = {
@@ -93,6 +94,7 @@ class Unfinished(NamedTuple):
     coupons: int
 
 
+_IS_AWAY = account_moves.c.state.in_(("closed", "moved"))
 _HEAD = text(
     "select operation_count, balance_micro, held_micro, chain_head, email, closed_at from accounts "
     "where id = :account_id for update"
@@ -117,6 +119,9 @@ _LEFT = text(
     "select cast(content as text) from moving_rows "
     "where account_id = :account_id and move_id = :move_id and table_name = :table order by position"
 )
+_END_OVERRIDES = text(
+    f"update overrides set ends_at = least(ends_at, now()), version = version + 1 where {COPIED['overrides']}"
+)
 _SEQUENCE = (
     f"case when sequence < {RECEIPTS_OF_CELL} then sequence + :source * {RECEIPTS_OF_CELL} "
     f"when sequence / {RECEIPTS_OF_CELL} = :target then sequence % {RECEIPTS_OF_CELL} else sequence end"
@@ -135,8 +140,7 @@ _CONTENTS = text(
 
 def find_move(rows: Connection, account_id: str) -> AccountMove | None:
     """Return the move by which an account is away from this cell; None if it is not."""
-    away = account_moves.c.state.in_(("closed", "moved"))
-    query = select(account_moves).where(account_moves.c.account_id == account_id, away)
+    query = select(account_moves).where(account_moves.c.account_id == account_id, _IS_AWAY)
     with rows.begin():
         found = rows.execute(query).one_or_none()
     return None if found is None else AccountMove._make(found)
@@ -162,11 +166,7 @@ def depart(rows: Connection, account_id: str, *, to: int) -> AccountMove | Unfin
         # Two departures of one place would not see each other.
         rows.execute(text("select pg_advisory_xact_lock(hashtextextended('moves', :place))"), {"place": place})
         elsewhere = rows.scalar(
-            select(account_moves.c.cell).where(
-                account_moves.c.place == place,
-                account_moves.c.state.in_(("closed", "moved")),
-                account_moves.c.cell != to,
-            )
+            select(account_moves.c.cell).where(account_moves.c.place == place, _IS_AWAY, account_moves.c.cell != to)
         )
         if elsewhere is not None:
             raise MoveRefused(
@@ -206,12 +206,14 @@ def arrive(source: Connection, target: Connection, move: AccountMove, *, cell: i
         arrival = move._replace(direction="in", state="arrived", cell=cell, number_before=before)
         if not _record(target, arrival):
             return
+        # It may be back before its departure from here was completed, which then has nothing to do any more.
         returned = update(account_moves).values(state="returned")
-        target.execute(
-            returned.where(account_moves.c.account_id == move.account_id, account_moves.c.state == "moved")
-        )
+        target.execute(returned.where(account_moves.c.account_id == move.account_id, _IS_AWAY))
+        target.execute(moving_rows.delete().where(moving_rows.c.account_id == move.account_id))
         cells = {"source": cell, "target": move.cell}
         with source.begin():
+            # Those of the cell that it comes from are in force; that it has none any more ends those of here.
+            target.execute(_END_OVERRIDES, {"account_id": move.account_id})
             for table in (*COPIED, *reversed(LEAVING)):
                 _insert(target, table, _rows_of(source, move, table), is_copy=table in COPIED, cells=cells)
             _compare_counts(source, target, move)
@@ -305,11 +307,17 @@ def _insert(
 ) -> None:
     """Insert rows that are JSON; of a copy those that are not there. ``cells`` renumbers receipts."""
     names = [column.name for column in metadata.tables[table].columns]
+    if table == "overrides":
+        changed = ", ".join(f"{name} = excluded.{name}" for name in Override._fields[2:-1])
+        # As when one is set: processes see by the sum of the versions that there is something new to read.
+        conflict = f" on conflict (kind, subject) do update set {changed}, version = overrides.version + 1"
+    else:
+        conflict = " on conflict do nothing" if is_copy else ""
     picks = [_SEQUENCE if (table, name) == ("receipts", "sequence") else name for name in names]
     query = text(
         f"insert into {table} ({', '.join(names)}) select {', '.join(picks)} "
         f"from json_populate_recordset(cast(null as {table}), cast(:rows as json))"
-        f"{' on conflict do nothing' if is_copy else ''}"
+        f"{conflict}"
     )
     renumbered = cells if table == "receipts" and cells is not None else {}
     chunk: list[str] = []
