@@ -13,10 +13,12 @@ from typing import Any
 
 import httpx2
 import pytest
+import trio
 
 from holdfast.actors.account.messages import CreateTask, ReceivePaymentEvent, StopMail
 from holdfast.actors.runtime.faults import AccountAway
-from holdfast.actors.sign_in.messages import CodeIssued, OriginAdmitted, RequestCode
+from holdfast.actors.sign_in.actor import new_session_token
+from holdfast.actors.sign_in.messages import AdmitOrigin, CodeIssued, OriginAdmitted, RequestCode
 from holdfast.actors.task.messages import ReceiveProviderUpdate, TaskReply
 from holdfast.http.kit.credentials import KeyCache, KnownKey, mint_api_key
 from holdfast.http.kit.forwarding import MARK, Clients
@@ -26,14 +28,17 @@ from holdfast.ledger.cells import Cell, Cells
 from holdfast.ledger.ids import PLACES, new_id, new_id_at, place_of
 from holdfast.ledger.orders.order import OrderResult
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.credentials import SessionRecord, find_sessions
 from holdfast.persistence.queries.moves import (
     Away,
     FoundEmail,
     find_departed,
     find_email,
+    has_arrived,
     has_departed_since,
 )
 from holdfast.persistence.queries.orders import NamedOrder
+from holdfast.persistence.records.rows import SessionRevokedRow
 from holdfast.persistence.server.lookups import Lookup
 from holdfast.providers.signatures import sign
 
@@ -85,6 +90,8 @@ class OneOrder:
             return self.has_departed
         if isinstance(query, partial) and query.func is find_email:
             return FoundEmail(is_here=False)
+        if isinstance(query, partial) and query.func is has_arrived:
+            return False
         return self.order
 
 
@@ -283,23 +290,31 @@ async def test_an_operator_signs_in_at_the_cell_of_the_address(two: tuple[Stage,
 
 
 class Moves:
-    """Rows and lookups of a cell that has no account any more: all were moved to another one."""
+    """Rows and lookups of a cell whose accounts are away, by the moves that it knows of; ``sessions`` are here."""
 
-    def __init__(self, away: Away) -> None:
+    def __init__(self, away: Away | None, *sessions: SessionRecord | None, has_arrived: bool = True) -> None:
         self.away = away
+        self.has_arrived = has_arrived
         self.departed: dict[str, Away] = {}
+        self._sessions = [*sessions]
 
     async def read(self, query: object) -> object:
         assert isinstance(query, partial)
+        if query.func is has_arrived:
+            return self.has_arrived
         return FoundEmail(is_here=False, away=self.away) if query.func is find_email else self.away
 
     async def run(self, *lookups: Lookup[Any, Any]) -> None:
         for lookup in lookups:
-            lookup.found = self.departed.get(lookup.key) if lookup.find is find_departed else None
+            if lookup.find is find_departed:
+                lookup.found = self.departed.get(lookup.key)
+            elif lookup.find is find_sessions and self._sessions:
+                # The last one is found from then on.
+                lookup.found = self._sessions.pop(0) if self._sessions[1:] else self._sessions[0]
 
 
-def move_away(stage: Stage, away: Away) -> Moves:
-    moves = Moves(away)
+def move_away(stage: Stage, away: Away | None, *sessions: SessionRecord | None, has_arrived: bool = True) -> Moves:
+    moves = Moves(away, *sessions, has_arrived=has_arrived)
     stage.change(database=moves, lookups=moves)
     return moves
 
@@ -332,6 +347,11 @@ async def test_a_create_follows_its_account_to_another_cell(two: tuple[Stage, St
         assert (asked, command.request.input["prompt"]) == (account_id, "a lighthouse")
         second.accounts.asked.clear()
     assert first.deps.access.key_cache.get(key.sha256) is None
+    # That cell has never got the account, as by a backup that is older than the move: its key may be valid.
+    second.deps.access.key_cache.forget(key.sha256)
+    move_away(second, None, has_arrived=False)
+    response = await first.http.post("/v2/task/create", json=CREATE, headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "account_moving")
     # The cell that it was sent on to does not look further, whatever its rows say.
     move_away(second, Away(1, is_closed=False))
     second.deps.access.key_cache.forget(key.sha256)
@@ -346,12 +366,18 @@ async def test_a_create_follows_its_account_to_another_cell(two: tuple[Stage, St
 async def test_sign_in_follows_an_account_that_was_moved(two: tuple[Stage, Stage]) -> None:
     first, second = two
     moves = move_away(first, Away(2, is_closed=False))
+    rows = move_away(second, None)
     email = email_in(1)
     for here in (first, second):
         response = await here.http.post("/v2/control/auth/otp", json={"email": email})
         assert response.status_code == 200
         assert second.sign_ins.asked[-1][0] == f"email:{email}"
     assert first.sign_ins.asked == []
+    rows.has_arrived = False
+    second.sign_ins.asked.clear()
+    lost = await first.http.post("/v2/control/auth/otp", json={"email": email})
+    assert (lost.status_code, lost.json()["error"]["code"]) == (503, "account_moving")
+    assert second.sign_ins.asked == []
     moves.away = Away(2, is_closed=True)
     closed = await second.http.post("/v2/control/auth/otp", json={"email": email})
     assert (closed.status_code, closed.json()["error"]["code"]) == (503, "account_moving")
@@ -372,6 +398,144 @@ async def test_a_link_to_a_task_that_was_moved_reaches_it(two: tuple[Stage, Stag
         [(key, command)] = second.tasks.asked
         assert (key, getattr(command, "body", b"")) == (task.request_id, body)
         second.tasks.asked.clear()
+
+
+def session_in(number: int) -> tuple[SessionRecord, dict[str, str]]:
+    """Return a session of an account that was opened in a cell, and the header with its token."""
+    account_id = account_in(number)
+    found = SessionRecord(account_id, "ses_1", "a@example.com", "User", NOW, NOW + timedelta(days=1), None, None)
+    return found, {"Authorization": f"Bearer {new_session_token(account_id)}"}
+
+
+SESSION_PATH = "/v2/control/session"
+MOVED = Away(2, is_closed=False)
+
+
+async def test_a_read_while_its_account_departs_is_answered_where_it_is(two: tuple[Stage, Stage]) -> None:
+    first, second = two
+    session, headers = session_in(1)
+    # The rows of the session were read before the account departed.
+    rows = move_away(first, MOVED, session)
+    rows.departed[session.account_id] = MOVED
+    move_away(second, None, session._replace(email="there@example.com"))
+    response = await first.http.get(SESSION_PATH, headers=headers)
+    assert (response.status_code, response.json()["email"]) == (200, "there@example.com")
+    rows.departed[session.account_id] = Away(2, is_closed=True)
+    response = await first.http.get(SESSION_PATH, headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "account_moving")
+    # It is on its way back from there, and what is read here meanwhile is not the newest.
+    rows.departed[session.account_id] = MOVED
+    move_away(second, Away(1, is_closed=False))
+    response = await first.http.get(SESSION_PATH, headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "account_moving")
+
+
+async def test_a_session_that_came_back_while_it_was_looked_up_is_valid(two: tuple[Stage, Stage]) -> None:
+    first, second = two
+    session, headers = session_in(1)
+    # The account arrives after the first look for its session, and before the look for where it is.
+    move_away(first, None, None, session)
+    assert (await first.http.get(SESSION_PATH, headers=headers)).status_code == 200
+    # Or a second cell looked after it had departed from there, and this one's rows have it by then.
+    move_away(first, MOVED, None, session)
+    move_away(second, Away(1, is_closed=False))
+    assert (await first.http.get(SESSION_PATH, headers=headers)).status_code == 200
+    move_away(first, None, None)
+    response = await first.http.get(SESSION_PATH, headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_session")
+
+
+async def test_what_an_account_has_accepted_is_not_sent_to_its_new_cell(two: tuple[Stage, Stage]) -> None:
+    first, second = two
+    session, headers = session_in(1)
+    rows = move_away(first, MOVED, session)
+    rows.departed[session.account_id] = MOVED
+    first.accounts.answer = SessionRevokedRow(session.account_id, "ses_1", NOW)
+    response = await first.http.delete(SESSION_PATH, headers=headers)
+    assert (response.status_code, response.json()["session_id"]) == (200, "ses_1")
+    assert [key for key, _ in first.accounts.asked] == [session.account_id]
+    assert second.accounts.asked == []
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_request_is_not_repeated_after_its_first_command(two: tuple[Stage, Stage], number: int) -> None:
+    """The change of an address asks several actors, and the account departs between two of them."""
+    here, there = two[number - 1], two[2 - number]
+    session, headers = session_in(1)
+    assert here.deps.cells is not None
+    urls = [cell.url for cell in here.deps.cells.all]
+    all_here = [Cell(each, (), (), urls[each - 1], "") for each in (1, 2)]
+    all_here[number - 1] = replace(all_here[number - 1], places=(range(PLACES),), emails=(range(PLACES),))
+    here.change(cells=Cells(number, all_here))
+
+    async def depart(_key: str, command: object) -> object:
+        if isinstance(command, AdmitOrigin):
+            return OriginAdmitted()
+        raise AccountAway("it has departed by now")
+
+    here.sign_ins.answer = depart
+    # Either has the account if it is asked once more.
+    move_away(here, Away(3 - number, is_closed=False), session)
+    move_away(there, MOVED, None, session)
+    body = {"email": "new@example.com"}
+    response = await two[0].http.post("/v2/control/email", json=body, headers=headers)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (503, "temporarily_unavailable")
+    assert error["message"].startswith("The outcome is unknown")
+    assert len(here.sign_ins.asked) == 2
+    assert there.sign_ins.asked == []
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "sent"),
+    [("GET", {}, 2), ("DELETE", {}, 1), ("DELETE", {"Idempotency-Key": "1"}, 2)],
+)
+async def test_a_request_whose_response_was_lost_is_sent_again_if_that_is_safe(
+    two: tuple[Stage, Stage], nursery: trio.Nursery, method: str, more: dict[str, str], sent: int
+) -> None:
+    first, _ = two
+    heads: list[bytes] = []
+
+    async def lose(stream: trio.SocketStream) -> None:
+        async with stream:
+            heads.append(await stream.receive_some())
+
+    [listener] = await nursery.start(partial(trio.serve_tcp, lose, 0, host="127.0.0.1"))
+    first.change(cells=cells(1, AWAY, f"http://127.0.0.1:{listener.socket.getsockname()[1]}"))
+    _, headers = session_in(2)
+    response = await first.http.request(method, SESSION_PATH, headers={**headers, **more})
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "temporarily_unavailable")
+    assert response.json()["error"]["message"].startswith("The outcome is unknown")
+    assert [head.split(b" ")[:2] for head in heads] == [[method.encode(), SESSION_PATH.encode()]] * sent
+
+
+async def test_a_request_reaches_a_moved_account_over_three_cells(two: tuple[Stage, Stage]) -> None:
+    first, second = two
+    third, fourth = another_cell(first), another_cell(first)
+    session, headers = session_in(2)
+    assert first.deps.cells is not None
+    async with third.serving() as third_url, fourth.serving() as fourth_url:
+        urls = [*(cell.url for cell in first.deps.cells.all), third_url, fourth_url]
+        places = ((HALVES[0], ()), (HALVES[1], ()), ((), HALVES[1]), ((), ()))
+        listed = [
+            Cell(number, now, now, url, url, former_places=former, former_emails=former)
+            for number, (url, (now, former)) in enumerate(zip(urls, places, strict=True), 1)
+        ]
+        for number, each in enumerate((first, second, third, fourth), 1):
+            each.change(cells=Cells(number, listed))
+        # The cell of the place has never had the account; the former one has moved it.
+        move_away(second, None, has_arrived=False)
+        moved = move_away(third, Away(4, is_closed=False))
+        move_away(fourth, None, session)
+        assert (await first.http.get(SESSION_PATH, headers=headers)).status_code == 200
+        move_away(fourth, None)
+        response = await first.http.get(SESSION_PATH, headers=headers)
+        assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_session")
+        moved.away = Away(4, is_closed=True)
+        response = await first.http.get(SESSION_PATH, headers=headers)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "account_moving")
+        for each in (third, fourth):
+            await each.deps.state(Clients).close()
 
 
 async def test_one_database_needs_no_look_at_the_place(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,15 @@ from holdfast.http.kit.client_address import client_address
 from holdfast.http.kit.credentials import place_of_credential
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.extensions import ServedPage
-from holdfast.http.kit.other_cells import Hop, NotHere, OfAnotherCell, raise_moved, require_here, require_place
+from holdfast.http.kit.other_cells import (
+    Hop,
+    LookAgain,
+    NotHere,
+    OfAnotherCell,
+    raise_moved,
+    require_here,
+    require_place,
+)
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.kit.responses import outcome_response, refusal_response, streamed
 from holdfast.http.kit.routes import Route, is_for_operators
@@ -135,10 +143,14 @@ async def serve_in_cells(
             if place is not None and not request.is_settled:
                 require_place(deps, request, place)
             return await _serve_here(deps, request, place, serve)
-        except AccountAway:
-            return refusal_response(ACCOUNT_MOVING)
-        except NotHere:
-            return Response(b"", status=_MISDIRECTED)
+        except (AccountAway, LookAgain, NotHere) as fault:
+            if request.had_effect:
+                return refusal_response(_UNKNOWN)
+            if isinstance(fault, AccountAway):
+                return refusal_response(ACCOUNT_MOVING)
+            if isinstance(fault, NotHere):
+                return Response(b"", status=_MISDIRECTED)
+            request.has_looked_again = True
         except OfAnotherCell as found:
             for cell in found.cells:
                 answer = await forward(deps, request, cell, found.hop)
@@ -146,8 +158,8 @@ async def serve_in_cells(
                     return outcome_response(answer)
             # It may have come back meanwhile, or it is nowhere.
             request.is_settled = True
-            if request.is_body_gone:
-                request.body_fault = AccountAway("the body was sent to another cell")
+        if request.is_body_gone:
+            request.body_fault = AccountAway("the body was read, or sent to another cell")
 
 
 async def _serve_operator(serve: Callable[[], Awaitable[Response]]) -> Response:

@@ -10,12 +10,16 @@ from collections.abc import Sequence
 from enum import IntEnum
 from functools import partial
 
+import structlog
+
 from holdfast.actors.runtime.faults import AccountAway
 from holdfast.actors.sign_in.messages import GiveAddress
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.ledger.cells import Cell
-from holdfast.persistence.queries.moves import find_away, find_email
+from holdfast.persistence.queries.moves import find_away, find_email, has_arrived
+
+log = structlog.get_logger(__name__)
 
 
 class Hop(IntEnum):
@@ -42,6 +46,10 @@ class NotHere(Exception):
     """The cell that has sent this request on must look elsewhere: this one does not have what it names."""
 
 
+class LookAgain(Exception):
+    """What was not found may have come from another cell since."""
+
+
 def require_place(deps: Dependencies, request: HoldfastRequest, place: int) -> None:
     """Raise :class:`OfAnotherCell` if no account of a place can be here. Afterwards one may be missing still."""
     if deps.cells is not None and request.hop < Hop.MISSED:
@@ -53,7 +61,8 @@ def require_place(deps: Dependencies, request: HoldfastRequest, place: int) -> N
 async def require_here(deps: Dependencies, request: HoldfastRequest, place: int) -> None:
     """Return if what was not found here, of an account of a place, is in no other cell.
 
-    Raises :class:`OfAnotherCell`, :class:`AccountAway` if it may be closed for a move, or :class:`NotHere`.
+    Raises :class:`OfAnotherCell`, :class:`AccountAway` if it may be closed for a move, :class:`NotHere`, or
+    :class:`LookAgain`.
     """
     if deps.cells is None or request.is_settled:
         return
@@ -62,6 +71,11 @@ async def require_here(deps: Dependencies, request: HoldfastRequest, place: int)
         raise AccountAway("an account of the place is closed for a move")
     if away is not None:
         raise_moved(deps, request, away.cell)
+    arrived = await deps.database.read(partial(has_arrived, place=place))
+    if arrived and not request.has_looked_again:
+        raise LookAgain
+    if request.hop == Hop.MOVED and not arrived:
+        raise _missing(request)
     if request.hop >= Hop.MISSED:
         raise NotHere
     others = [cell for cell in deps.cells.of_place(place) if cell is not deps.cells.own]
@@ -87,8 +101,20 @@ async def require_email(deps: Dependencies, request: HoldfastRequest, email: str
         if found.away.is_closed or request.is_settled:
             raise AccountAway("the account of the address is closed for a move")
         raise_moved(deps, request, found.away.cell)
-    if request.hop != Hop.MOVED:
+    if request.hop == Hop.MOVED:
+        if not await deps.database.read(partial(has_arrived, email=email)):
+            raise _missing(request)
+    else:
         await _require_unknown_email(deps, request, email, found.given_to, gives=gives)
+
+
+def _missing(request: HoldfastRequest) -> AccountAway:
+    """Return what is raised if an account that another cell says it has moved here has never arrived.
+
+    To say that its key is not valid would have its owner throw the key away.
+    """
+    log.error("an account that was moved here is missing: the database may be older", path=request.path)
+    return AccountAway("by this database the account has not arrived")
 
 
 async def _require_unknown_email(

@@ -95,6 +95,8 @@ class HoldfastRequest(TrioRequest):
         """Why another cell has sent it on (:class:`~holdfast.http.kit.other_cells.Hop`); 0 for a client's own."""
         self.is_settled = False
         """Whether it is answered here: no other cell has what it names, or the response has begun."""
+        self.has_looked_again = False
+        """Whether it is served again, because what it names may have come from another cell meanwhile."""
         self.had_effect = False
         """Whether an actor has accepted a command of it."""
         self.started_s = 0.0

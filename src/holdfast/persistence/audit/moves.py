@@ -15,6 +15,7 @@ from typing import Final
 
 from sqlalchemy import Connection, select, text
 
+from holdfast.ledger.clock import format_time
 from holdfast.persistence.audit.rules import OWNERS, Rule
 from holdfast.persistence.records.move_tables import AccountMove, account_moves
 from holdfast.persistence.records.tables import accounts
@@ -112,13 +113,21 @@ def differences_between(cells: Mapping[str, Connection]) -> Iterator[str]:
     left, come = _moves_of(cells, "out"), _moves_of(cells, "in")
     for move_id in sorted(left.keys() | come.keys()):
         departure, arrival = left.get(move_id), come.get(move_id)
-        if departure is None or arrival is None:
-            found = departure or arrival
-            assert found is not None
-            if found.state != "closed":
-                yield f"move {move_id} of account {found.account_id} is in one cell alone, as {found.state}"
+        if arrival is None:
+            assert departure is not None
+            if departure.state != "closed":
+                yield _alone(departure, f"was moved to cell {departure.cell}")
+        elif departure is None:
+            yield _alone(arrival, f"came from cell {arrival.cell}")
         elif any(getattr(departure, name) != getattr(arrival, name) for name in _MOVED_AS):
             yield f"move {move_id} of account {departure.account_id} differs between its cells"
+
+
+def _alone(move: AccountMove, what: str) -> str:
+    return (
+        f"account {move.account_id} {what} at {format_time(move.at)}, which does not know of it: "
+        "the database there may be older than that"
+    )
 
 
 def _accounts_of(cell: str, rows: Connection) -> Iterator[tuple[str, str]]:

@@ -57,6 +57,13 @@ def find_email_away(rows: Connection, email: str) -> Away | None:
     return None if found is None else Away(found.cell, found.state == "closed")
 
 
+def has_arrived(rows: Connection, *, place: int | None = None, email: str | None = None) -> bool:
+    """Whether an account of a place, or of an e-mail address, has ever come here from another cell."""
+    moves = account_moves.c
+    named = moves.place == place if email is None else moves.email_sha256 == sha256_of_email(email)
+    return rows.scalar(select(exists().where(moves.state == "arrived", named))) is True
+
+
 def is_email_elsewhere(email: str) -> ColumnElement[bool]:
     """SQL: whether the account of an e-mail address was moved away, or the address was given to another cell."""
     sha256 = sha256_of_email(email)

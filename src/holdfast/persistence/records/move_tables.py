@@ -46,9 +46,9 @@ account_moves = table(
     "account_moves",
     ["account_id", "move_id"],
     *columns_of(AccountMove),
-    # Finds which accounts of a place are in another cell.
-    index("ix_account_moves_away", "place", where="state in ('closed', 'moved')"),
-    index("ix_account_moves_email", "email_sha256", where="state in ('closed', 'moved')"),
+    # Finds which accounts of a place are in another cell, or have come from one.
+    index("ix_account_moves_place", "place", where="state in ('closed', 'moved', 'arrived')"),
+    index("ix_account_moves_email", "email_sha256", where="state in ('closed', 'moved', 'arrived')"),
 )
 
 given_emails = table(

@@ -14,8 +14,8 @@ create table account_moves (
     email_sha256 bytea not null,
     constraint pk_account_moves primary key (account_id, move_id)
 );
-create index ix_account_moves_away on account_moves (place) where state in ('closed', 'moved');
-create index ix_account_moves_email on account_moves (email_sha256) where state in ('closed', 'moved');
+create index ix_account_moves_place on account_moves (place) where state in ('closed', 'moved', 'arrived');
+create index ix_account_moves_email on account_moves (email_sha256) where state in ('closed', 'moved', 'arrived');
 
 create table given_emails (
     email_sha256 bytea not null,
