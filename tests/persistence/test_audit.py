@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -14,9 +15,11 @@ from holdfast.ledger.credit.account import (
 from holdfast.ledger.credit.operations import Lot, Lots, Operation, OperationKind
 from holdfast.persistence.audit import audit
 from holdfast.persistence.audit.audit import ACCOUNTS_MAX, QUERY_RULES, RULE_NAMES, check_accounts, run_audit
+from holdfast.persistence.audit.rules import find_differences
 from holdfast.persistence.server.connections import connected
 
 from .account_history import START, AccountHistory, write_books
+from .read_costs import Reads
 from .tampered_rows import (
     BALANCES,
     CASES,
@@ -179,3 +182,26 @@ def test_the_valid_history_has_every_kind_of_operation(books_url: str) -> None:
     with connected(books_url) as connection:
         kinds = set(connection.execute(text("select distinct kind from operations")).scalars())
     assert kinds == {str(kind) for kind in OperationKind}
+
+
+def test_the_rules_cost_in_proportion_to_an_accounts_tasks(database_url: str) -> None:
+    def costs(rows: Connection) -> dict[str, int]:
+        reads = Reads(rows)
+        return {
+            rule.name: reads.cost(partial(find_differences, rule=rule, scope=["acct_ada"]))[0]
+            for rule in QUERY_RULES
+        }
+
+    few, many = 100, 400
+    with connected(database_url) as rows:
+        history = AccountHistory(rows, "acct_ada")
+        history.credit(1_000_000_000)
+        found = []
+        for begin, end in ((0, few), (few, many)):
+            for number in range(begin, end):
+                history.task(f"{number}", 1_000_000)
+                history.end(f"{number}", "succeeded", 900_000)
+            found.append(costs(rows))
+    before, after = found
+    # What grows with the square of the tasks has sixteen times the cost.
+    assert {name: (before[name], cost) for name, cost in after.items() if cost > 8 * before[name]} == {}

@@ -109,11 +109,14 @@ LOT_RULES: tuple[Rule, ...] = (
     Rule(
         "each settled hold leaves each lot that it reserved",
         """
-        select h.account_id, h.hold_id, p.lot, sum(p.amount_micro) as left_micro
-        from holds h join postings p on p.account_id = h.account_id
-            and p.number in (h.opened_number, h.settled_number) and p.ledger_account = 'held'
+        select h.account_id, h.hold_id, p.lot, p.left_micro
+        from holds h cross join lateral (
+            select lot, sum(amount_micro) as left_micro from postings
+            where account_id = h.account_id and number in (h.opened_number, h.settled_number)
+              and ledger_account = 'held'
+            group by lot having sum(amount_micro) <> 0
+        ) p
         where h.settled_number is not null
-        group by 1, 2, 3 having sum(p.amount_micro) <> 0
         """,
         "hold {hold_id} is settled and has {left_micro} of lot {lot} left",
     ),

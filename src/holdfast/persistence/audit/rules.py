@@ -474,7 +474,8 @@ RULES: tuple[Rule, ...] = (
                    || coalesce(', a ' || o.kind, '')
                    as outcome
         from tasks t
-        join holds h on (h.account_id, h.hold_id) = (t.account_id, t.request ->> 'hold_id')
+        join holds h
+            on (h.account_id, h.reference, h.hold_id) = (t.account_id, t.request_id, t.request ->> 'hold_id')
         left join operations o on (o.account_id, o.number) = (h.account_id, h.settled_number)
         where (t.status = any(:terminal)) <> (h.settled_number is not null)
            or (t.status = 'succeeded') <> (coalesce(o.kind, '') = 'capture')
