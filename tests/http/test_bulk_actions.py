@@ -163,6 +163,7 @@ async def test_a_repeat_with_the_same_key_begins_no_other(api: Api, resends: Res
     assert sum(each.headers.get("Idempotent-Replayed") == "true" for each in replies) == 2
     await to_end(api)
     recorded = (await get(api, "/ops/api/actions"))["data"]
+    assert [each["result"] for each in recorded] == ["done", "refused"]
     repeated = await post(api, BULK, GIVEN_UP, "again")
     assert (ok(repeated)["state"], ok(repeated)["done"]) == ("ended", 2)
     assert repeated.headers["Idempotent-Replayed"] == "true"
@@ -207,7 +208,7 @@ async def test_of_two_that_continue_one_at_once_the_second_is_refused(api: Api, 
     async def after_another(change: Callable[[Any], Any]) -> Any:
         nonlocal writes
         writes += 1
-        if writes == 2:  # the first is its record
+        if writes == 1:
             api.change(write_record=write)
             async with trio.open_nursery() as another:
                 another.start_soon(post, api, f"{one}/continue", WHY)
@@ -391,7 +392,7 @@ async def test_one_that_began_though_no_reply_came_goes_on(api: Api, resends: Re
         nonlocal writes
         writes += 1
         done = await write(change)
-        if writes == 2:  # after its record, how it begins
+        if writes == 1:
             raise DatabaseAway("gone", retry_after_s=1.0)
         return done
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, cast, get_args, get_type_hints
+from typing import Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
 import msgspec
 import structlog
@@ -60,7 +60,8 @@ class ActionRun:
     ``origin`` is where the operator asks from. Asks take ``deadline_s`` at most. ``idempotency`` is the
     Idempotency-Key, or why it is refused. ``sent`` is what is recorded as parameters; None: all that is given. If
     the run ``is_replay``, its reply is that to an earlier one with the same key. What ``goes_on`` after
-    its reply has its record completed by what does it then. What was done ``unless_since`` is not done again.
+    its reply, begun by this run or an earlier one, has its record completed by what does it then. What was done
+    ``unless_since`` is not done again.
     """
 
     deps: Dependencies
@@ -110,10 +111,8 @@ class ActionRun:
         """Note whom it concerns, where the target does not say so."""
         self._record = self.record._replace(account_id=account_id, task_id=task_id)
 
-    async def begin(
-        self, action: str, is_urgent: bool, target: Sequence[str], given: msgspec.Struct | None
-    ) -> None:
-        """Write the record before anything is done. Raises :class:`DatabaseAway`, unless it is urgent."""
+    def prepare(self, action: str, is_urgent: bool, target: Sequence[str], given: msgspec.Struct | None) -> None:
+        """Make the record."""
         reason = (getattr(given, "reason", None) or "").strip()
         below: str | None = getattr(given, "path", None)
         sent = msgspec.to_builtins(given) if self.sent is None else self.sent
@@ -132,12 +131,15 @@ class ActionRun:
             trace_id=trace_id() or "",
             parameters=_parameters(sent),
         )
+
+    async def begin(self) -> None:
+        """Write the record before anything is done. Raises :class:`DatabaseAway`, unless it is urgent."""
         try:
-            await self.deps.write_record(partial(write_action, action=self._record))
+            await self.deps.write_record(partial(write_action, action=self.record))
         except DatabaseAway:
-            if not is_urgent:
+            if not self._is_urgent:
                 raise
-            log.warning("an urgent action has no row", action=action, operator=self.operator.name)
+            log.warning("an urgent action has no row", action=self.record.action, operator=self.operator.name)
 
     async def end(self, result: ActionResult, code: str | None = None) -> None:
         """Report the result, and complete the record. If that cannot be written, the log has a line."""
@@ -159,8 +161,6 @@ class ActionRun:
 
 Do: TypeAlias = Callable[Concatenate[ActionRun, G, P], Awaitable[R | Refusal]]
 """The function of an action."""
-Find: TypeAlias = Callable[[ActionRun, Any], Awaitable[Any]]
-"""Finds what an earlier run with the same Idempotency-Key has begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,20 +172,17 @@ class Action(Generic[G, P, R]):
     _: KW_ONLY
     is_urgent: bool
     needs_key: bool
-    begun: Find | None = None
+    records_itself: bool = False
 
     async def perform(self, run: ActionRun, given: G, *target: P.args, **named: P.kwargs) -> R | Refusal:
         """Do it between its two records, and return its reply. The parts of the target are given by position.
 
         Raises :class:`DatabaseAway`, before anything is done, if the first record cannot be written. If the second
-        cannot, the row has no result. A repeat of what has ``begun`` has no record of its own.
+        cannot, the row has no result. What ``records_itself`` writes the first in one commit with how it begins.
         """
-        if self.begun is not None and isinstance(run.idempotency, IdempotencyKey):
-            earlier: R | None = await self.begun(run, given)
-            if earlier is not None:
-                run.is_replay = True
-                return earlier
-        await run.begin(self.name, self.is_urgent, [*map(str, target)], given)
+        run.prepare(self.name, self.is_urgent, [*map(str, target)], given)
+        if not self.records_itself:
+            await run.begin()
         reply: R | Refusal
         try:
             if self.needs_key and not isinstance(run.idempotency, IdempotencyKey):
@@ -193,7 +190,8 @@ class Action(Generic[G, P, R]):
             else:
                 reply = await self.do(run, given, *target, **named)
         except BaseException as fault:
-            await run.end(*_result_of_fault(fault))
+            if not (self.records_itself and isinstance(fault, DatabaseAway)):
+                await run.end(*_result_of_fault(fault))
             raise
         if isinstance(reply, Refusal):
             await run.end("refused", reply.code)
@@ -250,14 +248,14 @@ class OperatorRoutes(RouteTable):
         errors: tuple[str, ...] = (),
         name: str = "",
         needs_key: bool = False,
-        begun: Find | None = None,
+        records_itself: bool = False,
     ) -> Callable[[Do[G, P, R]], Action[G, P, R]]:
         """Declare what the decorated function does as an action, by operators who may act.
 
         The function has the action's ``name``, unless another is given. It is called with the run, the body and
         the values of the path, which have its parameters' names. Its signature says what the body and the reply
-        are, its docstring describes the action. What ``needs_key`` gives or takes money, and is done once for each
-        Idempotency-Key. What goes on after its response may find what a repeat has ``begun``.
+        are, its docstring describes the action. What ``needs_key`` is done once for each Idempotency-Key. What
+        ``records_itself`` writes its record in one commit with how it begins, and a repeat has none of its own.
         """
 
         def declare(do: Do[G, P, R]) -> Action[G, P, R]:
@@ -266,7 +264,13 @@ class OperatorRoutes(RouteTable):
             given, [reply] = hints[sent], [each for each in get_args(hints[returned]) if each is not Refusal]
             assert "reason" in given.__struct_fields__, "each action may have a reason"
             assert target == re.findall(r"\{(\w+)\}", self._path + path), "the parameters have the path's names"
-            action = Action(name or do.__name__, do, is_urgent=self._is_urgent, needs_key=needs_key, begun=begun)
+            action = Action(
+                name or do.__name__,
+                do,
+                is_urgent=self._is_urgent,
+                needs_key=needs_key,
+                records_itself=records_itself,
+            )
             perform: Callable[..., Awaitable[R | Refusal]] = action.perform
 
             @functools.wraps(do)
@@ -300,7 +304,8 @@ async def record_refused_action(call: Call) -> None:
     action = call.route.action
     if action is not None:
         run = _run_for(call)
-        await run.begin(action, call.route.is_urgent, [*call.path.values()], None)
+        run.prepare(action, call.route.is_urgent, [*call.path.values()], None)
+        await run.begin()
         await run.end("refused", MAY_ONLY_READ.code)
 
 

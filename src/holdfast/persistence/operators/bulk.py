@@ -18,6 +18,7 @@ from sqlalchemy import ColumnElement, Connection, Select, func, literal, or_, se
 
 from holdfast.persistence.claims.due_work import BULK_ACTIONS_GO_ON
 from holdfast.persistence.operators.poison import POISON_ORDER, matching_poison
+from holdfast.persistence.operators.records import write_action
 from holdfast.persistence.queries.events import EVENT_ORDER, failing
 from holdfast.persistence.queries.orders import ORDER_ORDER, troubled
 from holdfast.persistence.queries.paging import Order, PageOptions, page
@@ -212,38 +213,28 @@ def write_progress(rows: Connection, action_id: str, progress: BulkProgress) -> 
     return after if rows.execute(_WRITE, {"action_id": action_id, **written}).rowcount == 1 else None
 
 
-def begin_progress(
-    rows: Connection, action_id: str, progress: BulkProgress, *, continues: str | None = None
-) -> bool:
-    """Write the progress of a bulk action that begins; False if it ``continues`` one that another has continued.
-
-    Runs in one transaction, in which no other can continue the same.
-    """
-    if continues is not None:
-        rows.execute(select(actions.c.action_id).where(actions.c.action_id == continues).with_for_update())
-        continued = _ALL.where(actions.c.action == CONTINUE, actions.c.target == continues)
-        if rows.execute(continued).first() is not None:
-            return False
-    rows.execute(actions.update().where(actions.c.action_id == action_id).values(effect=progress.effect()))
-    return True
-
-
-def begin_once(rows: Connection, action_id: str, progress: BulkProgress) -> OperatorAction | None:
-    """Write the progress of a bulk action that begins, or return the one that its key has begun within a day.
+def begin_once(rows: Connection, action: OperatorAction, key: str) -> OperatorAction:
+    """Write a bulk action that begins, and return it; or the one that its key has begun within a day.
 
     Runs in one transaction, in which no other begins with the key.
     """
-    rows.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(progress.key, 0))))
-    found = begun_with(rows, progress.key, progress.until)
-    if found is None:
-        begin_progress(rows, action_id, progress)
-    return found
-
-
-def begun_with(rows: Connection, key: str, now: datetime) -> OperatorAction | None:
-    """Return the bulk action that a key has begun within a day."""
+    rows.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(key, 0))))
     begun = _ALL.where(
-        actions.c.at > now - BULK_ACTIONS_GO_ON, func.json_extract_path_text(actions.c.effect, "key") == key
+        actions.c.at > action.at - BULK_ACTIONS_GO_ON, func.json_extract_path_text(actions.c.effect, "key") == key
     )
     row = rows.execute(begun).one_or_none()
-    return None if row is None else OperatorAction._make(row)
+    if row is None:
+        write_action(rows, action)
+    return action if row is None else OperatorAction._make(row)
+
+
+def continue_once(rows: Connection, action: OperatorAction) -> bool:
+    """Write a bulk action that continues its target; False, without it, if another has continued that.
+
+    Runs in one transaction, in which no other can continue the same.
+    """
+    rows.execute(select(actions.c.action_id).where(actions.c.action_id == action.target).with_for_update())
+    continued = rows.execute(_ALL.where(actions.c.action == CONTINUE, actions.c.target == action.target)).first()
+    if continued is None:
+        write_action(rows, action)
+    return continued is None

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Unpack
 
 from sqlalchemy import Connection, bindparam, func, insert, literal, select
+from sqlalchemy.dialects import postgresql
 
 from holdfast.persistence.queries.paging import PageOptions, page
 from holdfast.persistence.records.operator_tables import CheckCallbackRow, OperatorAction, OperatorSession
@@ -21,22 +22,21 @@ _ALL = select(*(actions.c[name] for name in OperatorAction._fields))
 
 
 def write_action(rows: Connection, action: OperatorAction) -> None:
-    """Write an action before its effect, or complete it afterwards. A result that is written never changes.
+    """Write an action before its effect, and complete it afterwards. A result that is written never changes.
 
     One whose row has an effect already goes on, and is completed only with an effect.
     """
     values = action._asdict()
-    if action.result is None:
-        rows.execute(actions.insert().values(values))
-    else:
-        ends = literal(action.effect is not None) | actions.c.effect.is_(None)
-        rows.execute(
-            actions.update()
-            .where(actions.c.action_id == action.action_id, actions.c.result.is_(None), ends)
-            .values(
-                {name: values[name] for name in ("account_id", "task_id", "ended_at", "result", "code", "effect")}
-            )
+    ends = literal(action.effect is not None) | actions.c.effect.is_(None)
+    rows.execute(
+        postgresql.insert(actions)
+        .values(values)
+        .on_conflict_do_update(
+            index_elements=[actions.c.action_id],
+            set_={name: values[name] for name in ("account_id", "task_id", "ended_at", "result", "code", "effect")},
+            where=actions.c.result.is_(None) & ends,
         )
+    )
 
 
 def list_actions(

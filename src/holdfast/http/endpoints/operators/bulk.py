@@ -64,10 +64,9 @@ from holdfast.persistence.operators.bulk import (
     Matches,
     RowList,
     begin_once,
-    begin_progress,
-    begun_with,
     bulk_action_by_id,
     bulk_actions,
+    continue_once,
     count_matches,
     next_matches,
     open_bulk_actions,
@@ -483,17 +482,6 @@ async def list_bulk_actions(call: Call) -> Outcome:
     return await list_for_operators(call, bulk_actions, body, lambda each: Position(each.at, each.action_id))
 
 
-async def _begun(run: ActionRun, given: BulkRequest) -> BulkActionBody | None:
-    """Return what the same request has begun; with another one the key is refused, which is recorded."""
-    now = run.deps.now()
-    found = await run.deps.database.read(partial(begun_with, key=_key_of(run), now=now))
-    return _body(found, now) if found is not None and _is_of(found, given) else None
-
-
-def _key_of(run: ActionRun) -> str:
-    return hashlib.sha256(f"{run.operator.name} {run.key.key}".encode()).hexdigest()
-
-
 def _is_of(action: OperatorAction, given: BulkRequest) -> bool:
     was = BulkProgress.of(action)
     return (was.act, was.filter, action.reason) == (given.act, given.filter, scrub(given.reason.strip()))
@@ -505,7 +493,7 @@ def _is_of(action: OperatorAction, given: BulkRequest) -> bool:
     name=START,
     errors=("idempotency_key_reused",),
     needs_key=True,
-    begun=_begun,
+    records_itself=True,
 )
 async def act_on_all(run: ActionRun, given: BulkRequest) -> BulkActionBody | Refusal:
     """It goes on after the response, in any process, until all that matched when it began are acted on once.
@@ -520,18 +508,16 @@ async def act_on_all(run: ActionRun, given: BulkRequest) -> BulkActionBody | Ref
         return filters
     until = run.record.at
     found = await act.count_all(run.deps, filters, until)
+    key = hashlib.sha256(f"{run.operator.name} {run.key.key}".encode()).hexdigest()
     progress = BulkProgress(
-        given.act, given.filter, until, found.total, _key_of(run), unreachable="; ".join(found.unreachable)
+        given.act, given.filter, until, found.total, key, unreachable="; ".join(found.unreachable)
     )
-    begin = partial(begin_once, action_id=run.record.action_id, progress=progress)
-    earlier = await run.deps.write_record(in_one_transaction(begin))
-    if earlier is None:
-        run.goes_on = True
-        return _body(run.record._replace(effect=progress.effect()), now=run.deps.now())
-    if not _is_of(earlier, given):
+    begin = partial(begin_once, action=run.record._replace(effect=progress.effect()), key=key)
+    begun = await run.deps.write_record(in_one_transaction(begin))
+    if not _is_of(begun, given):
         return IDEMPOTENCY_KEY_REUSED
-    run.is_replay = True
-    return _body(earlier, now=run.deps.now())
+    run.goes_on, run.is_replay = True, begun.action_id != run.record.action_id
+    return _body(begun, now=run.deps.now())
 
 
 @_on_one.read("", "Retrieve a bulk action and how far it is", BulkActionBody)
@@ -549,7 +535,11 @@ async def stop_bulk_action(run: ActionRun, _: ActionRequest, action_id: str) -> 
 
 
 @_on_one.action(
-    "/continue", "Continue a bulk action that was stopped", name=CONTINUE, errors=("bulk_action_not_stopped",)
+    "/continue",
+    "Continue a bulk action that was stopped",
+    name=CONTINUE,
+    errors=("bulk_action_not_stopped",),
+    records_itself=True,
 )
 async def continue_bulk_action(run: ActionRun, _: ActionRequest, action_id: str) -> BulkActionBody | Refusal:
     """It is an action of its own, on what was left of the entries that matched at first."""
@@ -561,16 +551,13 @@ async def continue_bulk_action(run: ActionRun, _: ActionRequest, action_id: str)
     left = msgspec.structs.replace(
         was, total=total, key="", done=0, refused=0, exceptions="", unreachable="", stopped_by=""
     )
-    begun = await _continue(run, left, action_id) if _state(found, run.deps.now()) == "stopped" else None
+    if _state(found, run.deps.now()) == "stopped":
+        action = run.record._replace(effect=left.effect())
+        run.goes_on = await run.deps.write_record(in_one_transaction(partial(continue_once, action=action)))
+        if run.goes_on:
+            return _body(action, now=run.deps.now())
     message = f"The bulk action {shown(action_id)} runs, has ended, or was continued."
-    return begun or Refusal(code="bulk_action_not_stopped", message=message)
-
-
-async def _continue(run: ActionRun, progress: BulkProgress, continues: str) -> BulkActionBody | None:
-    """Begin, or return None if another has continued what this one would."""
-    begin = partial(begin_progress, action_id=run.record.action_id, progress=progress, continues=continues)
-    run.goes_on = await run.deps.write_record(in_one_transaction(begin))
-    return _body(run.record._replace(effect=progress.effect()), now=run.deps.now()) if run.goes_on else None
+    return Refusal(code="bulk_action_not_stopped", message=message)
 
 
 def _state(action: OperatorAction, now: datetime) -> BulkState:
