@@ -1,16 +1,17 @@
-"""Creates beside a followed task, in turn with creates alone, once the memory of log lines is full.
+"""Whole tasks at a fixed rate, alone and beside a followed one in turn, once the memory of log lines is full.
 
 ``holdfast follow ID --live`` and an open page follow one task: the command asks again every second, the page every
-four. The lines that a process has in memory are searched for it, so creates come first until the oldest lines are
-dropped. The provider never responds, and the account of the followed task creates as the others do.
+four. The lines that a process has in memory are searched for it, so tasks run at their limit first, until the line
+of the first one is dropped; that memory is a quarter of its default, to be full within a minute. Then tasks are
+created at ``--rate``, or at three quarters of that limit if it is less. All have ended before each reading of the
+process's memory.
 
-Run: python -m benchmarks.follow [--seconds 12] [--rounds 5] [--accounts 200]
+Run: python -m benchmarks.follow [--rate 500] [--seconds 10] [--rounds 3] [--accounts 200]
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
@@ -22,23 +23,26 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import httpx2
+import psycopg
 
 from benchmarks.conditions import describe, fresh_database, print_figures
-from benchmarks.create import Run, Side, drive
 from benchmarks.reads import create_tasks
 from benchmarks.servers import (
+    SECRET,
     SERVE,
     api_keys,
-    creates,
     environment_without_settings,
     free_port,
     process,
     service_settings,
 )
+from benchmarks.soak import resident_mb
+from benchmarks.whole import SLOTS, Run, Side, drive, service_side
 from holdfast_console.operators.following import LIVE_S
 
 TOKEN = "the-operators-token-of-the-benchmark-0123456789"
-CONNECTIONS = 32
+LINES_BYTES = 1 << 24
+OF_LIMIT = 0.75
 FULL_S = 240.0
 
 
@@ -101,71 +105,74 @@ def followed(page: Page, settings: Mapping[str, str], task_id: str) -> Iterator[
         command.stdout.close()
 
 
-def resident_mb(pid: int) -> float:
-    """Return the resident memory of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def fill(side: Side, page: Page, seconds: float) -> float:
-    """Create tasks until the oldest lines are dropped; return the seconds that this took."""
-    begun = time.perf_counter()
-    while "older lines are missing" not in page.show():
+def fill(side: Side, rows: psycopg.Connection, of_first: Page, seconds: float) -> float:
+    """Run tasks at their limit until the lines of the first are dropped; return that limit, in tasks a second."""
+    begun, rates = time.perf_counter(), list[float]()
+    while "older lines are missing" not in of_first.show():
         assert time.perf_counter() - begun < FULL_S, "the memory of lines is not full"
-        drive(side, connections=CONNECTIONS, seconds=seconds)
-    return time.perf_counter() - begun
+        rates.append(drive(side, rows, seconds=seconds).rate)
+    return statistics.median(rates)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=12.0)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rate", type=float, default=500.0, help="tasks created a second")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--accounts", type=int, default=200)
     options = parser.parse_args()
-    port = free_port()
+    port, provider_port = free_port(), free_port()
+    provider_url = f"http://127.0.0.1:{provider_port}"
     with fresh_database() as (url, folder), tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
         print(describe(folder, options), flush=True)
-        settings = service_settings(
-            Path(name), database_url=url, port=port, provider_url="http://127.0.0.1:9", slots=1
-        )
-        settings["HOLDFAST_OPERATOR_TOKEN"] = TOKEN
-        with process(SERVE, f"http://127.0.0.1:{port}/readyz", settings) as service:
-            keys = api_keys(f"http://127.0.0.1:{port}", options.accounts)
-            [(_, task_id)] = create_tasks(port, keys[:1], 1)
-            side, page = Side("the service", port, service, creates(keys)), Page(port, task_id)
-            took_s = fill(side, page, options.seconds)
-            before_mb = resident_mb(service.pid)
-            print(f"the memory of lines is full after {took_s:.0f} s: {before_mb:,.0f} MB resident", flush=True)
+        settings = service_settings(Path(name), database_url=url, port=port, provider_url=provider_url, slots=SLOTS)
+        settings |= {"HOLDFAST_OPERATOR_TOKEN": TOKEN, "HOLDFAST_LOG_MEMORY_BYTES": str(LINES_BYTES)}
+        provider = [sys.executable, "-m", "benchmarks.instant_provider", str(provider_port), SECRET]
+        with (
+            psycopg.connect(url, autocommit=True) as rows,
+            process(provider, f"{provider_url}/files/0.png"),
+            process(SERVE, f"http://127.0.0.1:{port}/readyz", settings) as service,
+        ):
+            # The first account has no other task, so its page misses lines only if they are dropped.
+            first, *keys = api_keys(f"http://127.0.0.1:{port}", options.accounts + 1)
+            [(_, first_id)], [(_, task_id)] = (create_tasks(port, [key], 1) for key in (first, keys[0]))
+            side, page = service_side(port, service, keys), Page(port, task_id)
+            limit = fill(side, rows, Page(port, first_id), options.seconds)
+            rate, memory_mb = min(options.rate, limit * OF_LIMIT), [resident_mb(service.pid)]
+            print(
+                f"at their limit {limit:,.0f} tasks/s; {memory_mb[0]:,.0f} MB resident with all lines", flush=True
+            )
             pairs: list[tuple[Run, Run]] = []
             for number in range(options.rounds):
                 runs: dict[bool, Run] = {}
                 for is_followed in (False, True) if number % 2 == 0 else (True, False):
                     with followed(page, settings, task_id) if is_followed else nullcontext():
-                        runs[is_followed] = drive(side, connections=CONNECTIONS, seconds=options.seconds)
+                        runs[is_followed] = drive(side, rows, seconds=options.seconds, rate=rate)
+                    memory_mb.append(resident_mb(service.pid))
                 pairs.append((runs[False], runs[True]))
-                shown = [f"{run.rate:,.0f}/s, p99 {run.p99_ms:.1f} ms" for run in pairs[-1]]
-                print(f"alone {shown[0]} | followed {shown[1]}", flush=True)
-            after_mb = resident_mb(service.pid)
-        rate = statistics.median(beside.rate / alone.rate for alone, beside in pairs)
-        p99 = statistics.median(beside.p99_ms / alone.p99_ms for alone, beside in pairs)
-        cpu = statistics.median(beside.cpu_us / alone.cpu_us for alone, beside in pairs)
-        tasks = sum(run.rate * options.seconds for pair in pairs for run in pair)
-        grown_bytes = (after_mb - before_mb) * 1e6 / tasks
-        print(
-            f"creates beside a followed task: {rate:.2f} x the rate, {p99:.2f} x the p99, {cpu:.2f} x the CPU; the "
-            f"page within {page.slowest_s:.2f} s; {grown_bytes:,.0f} bytes more for each task since then"
-        )
-        print_figures(
-            {
-                "followed, rate": rate,
-                "followed, p99": p99,
-                "followed, CPU": cpu,
-                "slowest page, s": page.slowest_s,
-                "full, MB": before_mb,
-                "grown, bytes a task": grown_bytes,
-            }
-        )
+                shown = (
+                    f"{run.rate:,.0f}/s, create p99 {run.p99_ms:.1f} ms, CPU {run.cpu_ms:.2f} ms"
+                    for run in pairs[-1]
+                )
+                print(f"alone {' | followed '.join(shown)}; {memory_mb[-1]:,.0f} MB", flush=True)
+        alone, beside = zip(*pairs, strict=True)
+        grown_bytes = (memory_mb[-1] - memory_mb[0]) * 1e6 / sum(run.tasks for run in (*alone, *beside))
+        figures = {
+            "offered, rate": rate,
+            "alone, rate": statistics.median(run.rate for run in alone),
+            "followed, over alone": statistics.median(b.rate / a.rate for a, b in pairs),
+            "alone, CPU ms": statistics.median(run.cpu_ms for run in alone),
+            "alone, p99 ms": statistics.median(run.p99_ms for run in alone),
+            "followed, p99 ms": statistics.median(run.p99_ms for run in beside),
+            "followed, CPU": statistics.median(b.cpu_ms / a.cpu_ms for a, b in pairs),
+            "slowest page, s": page.slowest_s,
+            "full, MB": memory_mb[0],
+            "end, MB": memory_mb[-1],
+            "grown, bytes a task": grown_bytes,
+        }
+        print(", ".join(f"{name} {value:,.2f}" for name, value in figures.items()))
+        print_figures(figures)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from pathlib import Path
 import psycopg
 
 from benchmarks.conditions import describe, fresh_database, print_figures
-from benchmarks.servers import SECRET, SERVE, api_keys, creates, free_port, process, service_settings
-from benchmarks.whole import SLOTS, Side, drive
+from benchmarks.servers import SECRET, SERVE, api_keys, free_port, process, service_settings
+from benchmarks.whole import SLOTS, drive, service_side
 
 SAMPLE_S = 10.0
 
@@ -70,9 +70,8 @@ def main() -> int:
             process(SERVE, f"http://127.0.0.1:{port}/readyz", settings) as server,
         ):
             started_mb = resident_mb(server.pid)
-            requests = creates(api_keys(f"http://127.0.0.1:{port}", options.accounts))
+            side = service_side(port, server, api_keys(f"http://127.0.0.1:{port}", options.accounts))
             signed_in_mb = resident_mb(server.pid)
-            side = Side("service", port, server, requests, "select count(*) from assets", "")
             sampler = Sampler(server.pid)
             sampler.start()
             run = drive(side, rows, seconds=options.minutes * 60, rate=options.rate)

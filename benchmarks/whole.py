@@ -63,12 +63,13 @@ class Side(create.Side):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The result of a run: tasks captured, seconds, and the service's CPU seconds."""
+    """The result of a run: tasks captured, seconds, the service's CPU seconds, and what creates took, sorted."""
 
     tasks: int
     took_s: float
     cpu_s: float
     refused: int
+    creates_s: list[float]
 
     @property
     def rate(self) -> float:
@@ -79,6 +80,11 @@ class Run:
     def cpu_ms(self) -> float:
         """Return CPU milliseconds a task."""
         return self.cpu_s / self.tasks * 1e3
+
+    @property
+    def p99_ms(self) -> float:
+        """Return the milliseconds that one create in a hundred takes at least."""
+        return self.creates_s[int(len(self.creates_s) * 0.99)] * 1e3
 
 
 def drive(side: Side, rows: psycopg.Connection, *, seconds: float, rate: float | None = None) -> Run:
@@ -95,6 +101,7 @@ def drive(side: Side, rows: psycopg.Connection, *, seconds: float, rate: float |
     for connection in idle:
         waiting.register(connection.socket, selectors.EVENT_READ, connection)
     before, cpu_before = finished(), cpu_s(side.process)
+    creates_s: list[float] = []
     begun = polled = progressed = time.perf_counter()
     sent = created = done = refused = 0
     while True:
@@ -110,7 +117,8 @@ def drive(side: Side, rows: psycopg.Connection, *, seconds: float, rate: float |
             received = key.data.receive()
             if received is None:
                 continue
-            status, _ = received
+            status, latency_s = received
+            creates_s.append(latency_s)
             assert status in (200, 503), status
             created += status == 200
             refused += status == 503
@@ -123,7 +131,7 @@ def drive(side: Side, rows: psycopg.Connection, *, seconds: float, rate: float |
     took_s = time.perf_counter() - begun
     for connection in idle:
         connection.socket.close()
-    return Run(tasks=done, took_s=took_s, cpu_s=cpu_s(side.process) - cpu_before, refused=refused)
+    return Run(done, took_s, cpu_s(side.process) - cpu_before, refused, sorted(creates_s))
 
 
 def wait_s(side: Side, rows: psycopg.Connection, *, seconds: float, rate: float) -> list[float]:
@@ -146,13 +154,13 @@ def peer_side(port: int, server: subprocess.Popen[bytes], keys: list[str]) -> Si
     )
 
 
-def service_side(port: int, server: subprocess.Popen[bytes]) -> Side:
-    """Create the service's accounts and keys."""
+def service_side(port: int, server: subprocess.Popen[bytes], keys: list[str]) -> Side:
+    """Return the service."""
     return Side(
         "service",
         port,
         server,
-        creates(api_keys(f"http://127.0.0.1:{port}", ACCOUNTS)),
+        creates(keys),
         "select count(*) from assets",
         "select extract(epoch from updated_at - created_at)::float8 from tasks where created_at >= %s",
     )
@@ -254,7 +262,7 @@ def main() -> None:
             process(provider, f"{provider_url}/files/0.png"),
             process(serve, f"http://127.0.0.1:{port}/readyz", settings) as server,
         ):
-            service = service_side(port, server)
+            service = service_side(port, server, api_keys(f"http://127.0.0.1:{port}", ACCOUNTS))
             if options.count:
                 print_counts(service, rows, seconds)
                 return
