@@ -125,11 +125,6 @@ def number_text(value: float | None) -> str:
     return f"{value:.3g}"
 
 
-def noun(count: float, one: str, many: str | None = None) -> str:
-    """Return the word for so many: ``one``, or else ``many``, which without it has an s."""
-    return one if count == 1 else many or f"{one}s"
-
-
 def outside_text(text: object) -> Markup:
     """Return text from outside, its direction isolated; what is long is cut, and the rest folded."""
     full = printable(str(text))

@@ -16,6 +16,7 @@ from quart import Response
 
 from holdfast.http.kit.values import shown
 from holdfast.ledger.money import format_amount
+from holdfast.ledger.public_types import noun
 from holdfast.ledger.refusals import Refusal
 from holdfast_console import formats
 from holdfast_console.forms import FormAttempt, Message
@@ -141,7 +142,7 @@ def environment(folder: str, root: str, **more: object) -> Environment:
         "tone": formats.tone_of,
         "words": formats.words_of,
         "duration": formats.duration_text,
-        "noun": formats.noun,
+        "noun": noun,
         "number": formats.number_text,
         "outside": formats.outside_text,
         "short": formats.short_text,

@@ -23,6 +23,7 @@ from holdfast.actors.task.messages import DecideReview, TaskReply
 from holdfast.http.endpoints import all_routes
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.operating import Readiness
+from holdfast.ledger.public_types import counted, noun
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Progress
 from holdfast.persistence.claims.reports import write_reports
@@ -643,14 +644,10 @@ async def test_counts_are_valid_from_the_end_of_their_reading(api: Api) -> None:
 def test_every_counted_noun_of_the_pages_has_its_singular() -> None:
     templates = Path(formats.__file__).with_name("templates")
     found = [
-        (template.name, noun)
+        (template.name, many)
         for template in sorted(templates.rglob("*.html"))
-        for noun in re.findall(r"\|(?:number|length) \}\}(?:</b>)? (?:\w+ )?([a-z]+s)\b", template.read_text())
+        for many in re.findall(r"\|(?:number|length) \}\}(?:</b>)? (?:\w+ )?([a-z]+s)\b", template.read_text())
     ]
-    assert {noun for _, noun in found} <= {"bytes"}, found
-    assert [formats.noun(count, "process", "processes") for count in (0, 1, 2)] == [
-        "processes",
-        "process",
-        "processes",
-    ]
-    assert formats.noun(2, "message") == "messages"
+    assert {many for _, many in found} <= {"bytes"}, found
+    assert [noun(count, "process", "processes") for count in (0, 1, 2)] == ["processes", "process", "processes"]
+    assert [counted(count, "message") for count in (0, 1, 2000)] == ["0 messages", "1 message", "2,000 messages"]

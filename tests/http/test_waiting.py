@@ -136,13 +136,16 @@ def is_taken(calls: WaitingCalls, opened: ExitStack, account: str, origin: str) 
     return isinstance(found, Wait)
 
 
-def test_an_account_has_so_many_waits_and_no_more() -> None:
-    calls = WaitingCalls(per_account_max=2, all_max=9)
-    with calls.counted("a", "x") as first, calls.counted("a", "y") as second, calls.counted("a", "x") as third:
-        assert isinstance(first, Wait)
-        assert isinstance(second, Wait)
-        assert isinstance(third, Refusal)
-        assert third.code == "rate_limit_exceeded"
+@pytest.mark.parametrize(("most", "said"), [(1, " 1 waiting request or"), (2, " 2 waiting requests or")])
+def test_an_account_has_so_many_waits_and_no_more(most: int, said: str) -> None:
+    calls = WaitingCalls(per_account_max=most, all_max=9)
+    with ExitStack() as opened:
+        for number in range(most):
+            assert isinstance(opened.enter_context(calls.counted("a", f"origin {number}")), Wait)
+        refused = opened.enter_context(calls.counted("a", "origin 0"))
+        assert isinstance(refused, Refusal)
+        assert refused.code == "rate_limit_exceeded"
+        assert said in refused.message
     assert calls.count == 0
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
+from holdfast.ledger.public_types import counted
 from holdfast.persistence.audit.audit import check_accounts
 from holdfast.persistence.audit.progress import count_accounts
 from holdfast.persistence.audit.rules import BrokenRule
@@ -110,10 +111,10 @@ class AuditWatch:
         for broken in sorted(self.found.keys() - found.keys()):
             self.show.line(f"ok     account {broken.account_id} differs no longer ({broken.rule})")
         self.found = found
-        differ = _counted(len(found), "difference") if found else "no differences"
+        differ = counted(len(found), "difference") if found else "no differences"
         elapsed_s = self.clock() - begun
         self.show.line(
-            f"pass {self._passes}: {_counted(accounts, 'account')}, {_counted(operations, 'operation')}, {differ}, "
+            f"pass {self._passes}: {counted(accounts, 'account')}, {counted(operations, 'operation')}, {differ}, "
             f"{elapsed_s:.1f} s"
         )
 
@@ -124,14 +125,10 @@ class AuditWatch:
                 self.show.line(f"FAILED account {broken.account_id}: {what} ({broken.rule})")
 
     def _progress(self, accounts: int, total: int, operations: int, elapsed_s: float) -> str:
-        of_all = f"{accounts:,} of {_counted(total, 'account')}"
-        line = f"pass {self._passes + 1}: {of_all}, {_counted(operations, 'operation')}"
+        of_all = f"{accounts:,} of {counted(total, 'account')}"
+        line = f"pass {self._passes + 1}: {of_all}, {counted(operations, 'operation')}"
         if elapsed_s > 0 and operations:
             line += f", {operations / elapsed_s:,.0f}/s"
         if accounts:
             line += f", {elapsed_s / accounts * (total - accounts):,.0f} s left"
         return line
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -59,3 +59,13 @@ def expected_value(kind: Any) -> str:
 
 
 _NAMES: dict[Any, str] = {bool: "true or false", date: "a date YYYY-MM-DD"}
+
+
+def noun(count: float, one: str, many: str | None = None) -> str:
+    """Return the word for so many: ``one``, or else ``many``, which without it has an s."""
+    return one if count == 1 else many or f"{one}s"
+
+
+def counted(count: int, one: str) -> str:
+    """Return a count with its word, such as ``1 task`` or ``2,000 tasks``."""
+    return f"{count:,} {noun(count, one)}"

@@ -20,6 +20,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import structlog
 import trio
 
+from holdfast.ledger.public_types import counted
+
 TIMEOUT_S = 15.0
 TOTAL_TIMEOUT_S = 30.0
 """For a whole message, including the wait for a thread and the look-up of the server's name."""
@@ -247,7 +249,7 @@ def write_code(mail_from: str, email: str, code: str, expires_in_s: int, use: Co
     minutes = max(1, expires_in_s // 60)
     message.set_content(
         f"Your {what} is {code}\n\n"
-        f"It is valid for {minutes} minute{'' if minutes == 1 else 's'} and can be used once.\n"
+        f"It is valid for {counted(minutes, 'minute')} and can be used once.\n"
         "If you did not request it, you can ignore this message.\n"
     )
     return message

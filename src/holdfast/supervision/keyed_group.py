@@ -16,7 +16,7 @@ from prometheus_client import Counter
 from holdfast.actors.runtime.journaled import JournaledActor
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.workers.poison_writer import PoisonedMessage
-from holdfast.ledger.public_types import Time
+from holdfast.ledger.public_types import Time, counted
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.spec import Backoff, RestartWindow
 from holdfast.telemetry import metrics
@@ -231,8 +231,7 @@ class KeyedGroup:
             self._crashes.clear()
             self.end_pause()
             more = self.more_crashes
-            actors = "actor" if more == 1 else "actors"
-            reason = f"{more} more {actors} had crashed meanwhile" if more else None
+            reason = f"{counted(more, 'more actor')} had crashed meanwhile" if more else None
             self.reporter.report(Report(kind="resume", path=self.path, reason=reason, count=more or None))
 
     def _report_probe(self, exc: Exception, crashes: int | None = None) -> None:

@@ -21,6 +21,7 @@ from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.alerts.account_events import scopes_to_read
 from holdfast.ledger.alerts.alerts import Alerts
 from holdfast.ledger.api_keys import has_scope, lacking_scope
+from holdfast.ledger.public_types import counted
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records.event_rows import AlertsRow, WebhookDeletedRow, WebhookRow
 
@@ -72,7 +73,7 @@ def _put_webhook(
         if len(units.webhooks) >= webhooks_max:
             refusal = Refusal(
                 code="webhook_limit_reached",
-                message=f"This account has {len(units.webhooks)} webhooks, the most allowed.",
+                message=f"This account has {counted(len(units.webhooks), 'webhook')}, the most allowed.",
                 final=True,
             )
             return units.refuse(command, refusal)

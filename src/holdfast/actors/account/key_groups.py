@@ -25,6 +25,7 @@ from holdfast.ledger.api_keys import KEY_GROUPS_MAX, exceeds_calling_key
 from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.limits import Limit, Spending
 from holdfast.ledger.money import format_amount
+from holdfast.ledger.public_types import counted
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records.key_rows import GroupKeyRow, KeyGroupDeletedRow, KeyGroupRow
 from holdfast.persistence.records.rows import Row
@@ -121,7 +122,7 @@ class KeyGroups:
     async def _create(self, command: CreateKeyGroup) -> Turn[KeyGroupRow]:
         """Refuses: 1. too many groups."""
         if len(self.groups) >= KEY_GROUPS_MAX:
-            message = f"This account has {len(self.groups)} key groups, the most allowed."
+            message = f"This account has {counted(len(self.groups), 'key group')}, the most allowed."
             return self._units.refuse(command, Refusal(code="key_group_limit_reached", message=message, final=True))
         account_id, group_id = self._units.state.account_id, command.group_id
         row = KeyGroupRow(account_id, group_id, command.name, command.limits, self._now())
@@ -168,9 +169,7 @@ class KeyGroups:
             return self._units.refuse(command, _NO_GROUP)
         live = sum(each == group_id for each in self.of_keys.values())
         if live:
-            message = (
-                f"{live} API {'key is' if live == 1 else 'keys are'} in this group: take out or revoke them first."
-            )
+            message = f"This group has {counted(live, 'API key')}: take out or revoke all of its keys first."
             return self._units.refuse(command, Refusal(code="key_group_in_use", message=message))
         del self.groups[group_id]
         row = KeyGroupDeletedRow(self._units.state.account_id, group_id)

@@ -60,6 +60,7 @@ from holdfast.ledger.orders.decisions import (
 )
 from holdfast.ledger.orders.facts import provider_objects_of
 from holdfast.ledger.orders.order import BonusMove, LedgerMove, Order, OrderResult
+from holdfast.ledger.public_types import counted
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.progress import clean_message
 from holdfast.persistence.journal.units import Unit
@@ -141,7 +142,7 @@ class AccountOrders:
         if waiting >= self._pending_max:
             refusal = Refusal(
                 code="too_many_open_orders",
-                message=f"The account has {waiting} unpaid payment orders, the most allowed.",
+                message=f"The account has {counted(waiting, 'unpaid payment order')}, the most allowed.",
                 retry_after_s=60,
             )
             return self._units.refuse(command, refusal)

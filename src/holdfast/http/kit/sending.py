@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import trio
 
 from holdfast.actors.unfenced import EventCommands
+from holdfast.ledger.public_types import counted
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.mail import Mailer
 
@@ -29,7 +30,7 @@ class SendRate:
         if late_s > 0:
             return Refusal(
                 code="rate_limit_exceeded",
-                message=f"{self._burst} events were sent on demand lately, the most allowed; wait before the next.",
+                message=f"At most {counted(self._burst, 'event')} can be sent on demand at once; try again later.",
                 retry_after_s=math.ceil(late_s),
             )
         self._used_until.pop(caller, None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.http.kit.fair_shares import FairShares
+from holdfast.ledger.public_types import counted
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal.changes import Changes, Watch
 from holdfast.persistence.server.lookups import GroupedLookups
@@ -67,14 +68,13 @@ class WaitingCalls:
         """
         caller, wait = (account_id, f"origin:{origin}"), Wait()
         if self._counts[account_id] >= self._per_account_max:
-            yield Refusal(
-                code="rate_limit_exceeded",
-                message=f"{self._per_account_max} requests of this account wait or stream at this process, "
-                "the most allowed; end one of them first.",
-            )
+            waits = counted(self._per_account_max, "waiting request")
+            message = f"This account has {waits} or streams at this process, the most allowed; end one first."
+            yield Refusal(code="rate_limit_exceeded", message=message)
             return
         if self.count >= self._all_max and not self._end_one_for(caller):
-            yield Refusal(code="overloaded", message=f"{self._all_max} requests wait already; try again later.")
+            message = f"This process has {counted(self._all_max, 'waiting request')} already; try again later."
+            yield Refusal(code="overloaded", message=message)
             return
         self._waits.setdefault(caller, {})[wait] = None
         self._count(caller, 1)

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 import trio
 
+from holdfast.ledger.public_types import noun
 from holdfast.telemetry import metrics
 from holdfast.telemetry.reports.report import Report, ReportKind
 from holdfast.telemetry.reports.reporter import Reporter
@@ -155,7 +156,7 @@ class _Lasting:
 
 def _counted(found: set[str], what: str) -> str:
     more = " or more" if len(found) == AFFECTED_MAX else ""
-    return f"{len(found)}{more} {what}{'' if len(found) == 1 else 's'}"
+    return f"{len(found)}{more} {noun(len(found), what)}"
 
 
 def _add(found: set[str], name: str | None) -> None:

@@ -7,6 +7,8 @@ from typing import Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 
+from holdfast.ledger.public_types import counted
+
 AtT = TypeVar("AtT", datetime, str)
 
 ReportKind = Literal[
@@ -249,7 +251,7 @@ def _condition(report: Report) -> str:
         return text
     lasted = "lasted" if report.kind == "recovery" else "lasts for"
     lasting = f"{lasted} {_lasting(report.duration_s)}" if report.duration_s else None
-    failures = None if report.count is None else "1 failure" if report.count == 1 else f"{report.count} failures"
+    failures = None if report.count is None else counted(report.count, "failure")
     return "; ".join(filter(None, (text, ", ".join(filter(None, (lasting, failures))))))
 
 
