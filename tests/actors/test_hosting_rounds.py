@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.ledger.tasks.transitions import HostingFailure, HostOutputs
 from holdfast.providers.outbound.downloads import DownloadRefused
-from holdfast.telemetry.reports.conditions import ignore_outcome
+from holdfast.telemetry.reports.conditions import TakeOutcome, ignore_outcome
 
 
 def host(number: int, task: str = "task_1") -> Host:
@@ -74,7 +75,9 @@ def fetches(monkeypatch: pytest.MonkeyPatch) -> Fetches:
     return fetches
 
 
-async def start_worker(nursery: trio.Nursery, tmp_path: Path) -> tuple[TaskRecorder, WorkerRef]:
+async def start_worker(
+    nursery: trio.Nursery, tmp_path: Path, take_outcome: TakeOutcome = ignore_outcome
+) -> tuple[TaskRecorder, WorkerRef]:
     tasks, ref = TaskRecorder(), WorkerRef("hosting")
     unused: Any = None
     worker = HostingWorker(
@@ -85,7 +88,7 @@ async def start_worker(nursery: trio.Nursery, tmp_path: Path) -> tuple[TaskRecor
         claims=unused,
         incoming_dir=tmp_path,
         tasks=tasks,
-        take_outcome=ignore_outcome,
+        take_outcome=take_outcome,
         now=utc_now,
     )
     await nursery.start(lambda *, task_status: worker.run(task_status=task_status))
@@ -150,3 +153,19 @@ async def test_a_cancelled_round_may_end_after_the_later_one(
         await trio.testing.wait_all_tasks_blocked()
     assert fetches.cancelled == [first]
     assert [round_.round_number for round_ in tasks.received] == [2, 3]
+
+
+async def test_a_disk_that_takes_no_output_is_reported_and_counts_no_round(
+    nursery: trio.Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: object, **__: object) -> DownloadRefused:
+        raise OSError(errno.ENOSPC, "No space left on device in /srv/incoming")
+
+    monkeypatch.setattr(hosting, "download", full)
+    outcomes: list[str | None] = []
+    tasks, ref = await start_worker(nursery, tmp_path, outcomes.append)
+    ref.tell(ROUND_1)
+    await trio.testing.wait_all_tasks_blocked()
+    assert outcomes == ["No space left on device in /srv/incoming"]
+    failure = HostingFailure(0, "storage: cannot be written at the moment", final=False, by_store=True)
+    assert [each.results for each in tasks.received] == [(failure,)]

@@ -30,6 +30,7 @@ from holdfast.providers.storage.base import (
 )
 from holdfast.providers.storage.local import LocalStore
 from holdfast.providers.storage.s3 import PART_BYTES, PIECE_BYTES, S3Store
+from holdfast.providers.storage.spool import MEMORY_BYTES_MAX, Spool
 
 if TYPE_CHECKING:
     from tests.bucket_server import BucketServer
@@ -182,6 +183,19 @@ async def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
         assert files_in(aside) == ["locked", "young"]
     await LocalStore(tmp_path).remove_leftovers()
     assert files_in(aside) == ["young"]
+
+
+async def test_a_fault_of_the_disk_names_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "data"
+    with pytest.raises(NotADirectoryError) as not_stored:
+        LocalStore(folder).put(CONTENT, SHA, "png")
+    with pytest.raises(NotADirectoryError) as not_spooled:
+        Spool(folder).write(bytes(MEMORY_BYTES_MAX + 1))
+    assert [fault.value.strerror for fault in (not_stored, not_spooled)] == [
+        f"Not a directory in {folder}/assets",
+        f"Not a directory in {folder}",
+    ]
 
 
 async def test_a_large_file_goes_up_and_comes_down_in_parts(tmp_path: Path, bucket: BucketServer) -> None:

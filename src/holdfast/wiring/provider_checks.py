@@ -93,7 +93,10 @@ class JobChecks:
             ]
 
         async def fetch(output: Output) -> tuple[bool, str]:
-            return await self._fetch(provider, output)
+            try:
+                return await self._fetch(provider, output)
+            except OSError as fault:
+                return False, f"output {output.index} cannot be written: {fault.strerror}"
 
         job = Job(check_id, CHECK_ATTEMPT, upstream_model, job_input, self._callback_url(provider, check_id))
         check = ProviderCheck(

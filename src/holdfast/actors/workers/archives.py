@@ -109,7 +109,7 @@ class ArchiveWorker:
                 self._directory, self._contents_bytes_max, self._keep
             )
         except (OSError, NotWanted) as fault:
-            # Its claim lapses. OSErrors have the text of the system's fault, and no path.
+            # Its claim lapses.
             reason = fault.strerror if isinstance(fault, OSError) else str(fault)
             log.warning("archive not made", account_id=account_id, reason=reason)
         else:

@@ -137,36 +137,34 @@ class HostingWorker(Worker):
             bytes=output.bytes,
         )
         store = partial(self._store_checked, output, host)
-        if output.data is not None:
-            stored = await accept_inline(output.data, expected, store)
-        elif output.url is not None:
-            stored = await download(
-                self._downloads,
-                output.url,
-                self._incoming_dir,
-                expected,
-                store,
-                total_timeout_s=host.output_timeout_s,
-                only=self._origins_of(host.provider),
-                requester=host.provider,
-            )
-        else:
-            return HostingFailure(output.index, "the provider gave neither a URL nor data", final=True)
-        if isinstance(stored, DownloadRefused):
-            by_store = stored.code == "storage_full"
-            return HostingFailure(output.index, f"{stored.code}: {stored.message}", stored.permanent, by_store)
-        if isinstance(stored, OSError):
+        try:
+            if output.data is not None:
+                stored = await accept_inline(output.data, expected, store)
+            elif output.url is not None:
+                stored = await download(
+                    self._downloads,
+                    output.url,
+                    self._incoming_dir,
+                    expected,
+                    store,
+                    total_timeout_s=host.output_timeout_s,
+                    only=self._origins_of(host.provider),
+                    requester=host.provider,
+                )
+            else:
+                return HostingFailure(output.index, "the provider gave neither a URL nor data", final=True)
+        except OSError as fault:
             # The details of a storage fault are for operators only.
-            self._take_outcome(stored.strerror or type(stored).__name__)
+            self._take_outcome(fault.strerror or type(fault).__name__)
             return _not_stored(output, "cannot be written at the moment")
+        if isinstance(stored, DownloadRefused):
+            return HostingFailure(output.index, f"{stored.code}: {stored.message}", stored.permanent)
         if isinstance(stored, OutputItem):
             self._take_outcome(None)
         return stored
 
-    def _store_checked(
-        self, output: Output, host: Host, found: Downloaded
-    ) -> OutputItem | HostingFailure | OSError:
-        """Claim and store a content; blocks. A fault of the storage is returned."""
+    def _store_checked(self, output: Output, host: Host, found: Downloaded) -> OutputItem | HostingFailure:
+        """Claim and store a content; blocks. Raises ``OSError``."""
         claimed_at = self._now()
         until = claimed_at + timedelta(seconds=RESULT_CLAIM_S)
         try:
@@ -175,8 +173,6 @@ class HostingWorker(Worker):
             self._store.put(found.content, found.sha256, EXTENSIONS[found.content_type])
         except DatabaseAway:
             return _not_stored(output, "not ready")
-        except OSError as fault:
-            return fault
         return OutputItem(
             index=output.index,
             asset_id=new_id_at("asset", place_carried_by(host.effect.request_id)),

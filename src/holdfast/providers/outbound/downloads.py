@@ -45,9 +45,7 @@ MEASURED_MAX_COUNT = 2
 """How many of the threads measure a file at once."""
 
 T = TypeVar("T")
-DownloadCode = Literal[
-    "too_large", "bad_type", "blocked_address", "not_found", "mismatch", "unreachable", "storage_full"
-]
+DownloadCode = Literal["too_large", "bad_type", "blocked_address", "not_found", "mismatch", "unreachable"]
 
 _UNDECLARED = frozenset({None, "application/octet-stream", "binary/octet-stream"})
 _threads = trio.CapacityLimiter(THREADS_MAX_COUNT)
@@ -110,9 +108,9 @@ async def download(
 ) -> T | DownloadRefused:
     """Download ``url``, check it and return what ``use`` returns; the checks and ``use`` run in one thread.
 
-    Large outputs are written to a file in ``directory``. Errors of the network or the provider are not raised. A
-    cancelled caller does not wait for ``use`` to end. ``only`` and ``requester`` are those of
-    :meth:`GuardedClient.open`.
+    Large outputs are written to a file in ``directory``. Errors of the network or the provider are not raised, an
+    ``OSError`` of that file is. A cancelled caller does not wait for ``use`` to end. ``only`` and ``requester`` are
+    those of :meth:`GuardedClient.open`.
     """
     spool = Spool(directory)
     blocks: list[bytes] = []
@@ -151,8 +149,6 @@ async def download(
         return DownloadRefused("blocked_address", str(fault), permanent=True)
     except Unreachable as fault:
         return DownloadRefused("unreachable", str(fault), permanent=False)
-    except OSError as fault:
-        return DownloadRefused("storage_full", f"cannot write: {fault.strerror}", permanent=False)
     finally:
         if not is_finishing:
             # Otherwise its thread does, which a cancelled caller leaves running.

@@ -23,7 +23,7 @@ from holdfast.providers.storage.base import (
     checked_key,
     clear_leftovers,
 )
-from holdfast.providers.storage.spool import Content
+from holdfast.providers.storage.spool import Content, faults_in
 
 THREADS_MAX_COUNT = 8
 
@@ -52,6 +52,10 @@ class LocalStore:
 
     def put(self, content: Content, sha256: str, extension: str) -> str:
         """Store the content and return its key, durably; blocks. Raises :class:`AssetCorrupt`."""
+        with faults_in(self._aside.parent):
+            return self._put(content, sha256, extension)
+
+    def _put(self, content: Content, sha256: str, extension: str) -> str:
         key = asset_key(sha256, extension)
         target = self._path(key)
         aside = self._aside / new_id("asset")
@@ -80,7 +84,8 @@ class LocalStore:
         """Read bytes ``start`` to before ``end``. Raises :class:`AssetMissing`."""
         path = self._path(key)
         try:
-            file, size = await trio.to_thread.run_sync(_open, path, start, limiter=self._threads)
+            with faults_in(self._aside.parent):
+                file, size = await trio.to_thread.run_sync(_open, path, start, limiter=self._threads)
         except FileNotFoundError as fault:
             raise AssetMissing(key) from fault
         left = max(0, (size if end is None else min(end, size)) - start)

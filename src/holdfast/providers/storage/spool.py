@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeAlias
 
@@ -18,6 +19,15 @@ _BUFFER_BYTES = 8 * 1024
 
 Content: TypeAlias = bytes | IO[bytes]
 """All bytes of a file: in memory, or in a file that can be read from its start."""
+
+
+@contextmanager
+def faults_in(folder: Path) -> Iterator[None]:
+    """Name the folder in the text of an ``OSError``, which operators read."""
+    try:
+        yield
+    except OSError as fault:
+        raise OSError(fault.errno, f"{fault.strerror} in {folder}") from fault
 
 
 class Spool:
@@ -39,19 +49,22 @@ class Spool:
             self._blocks.append(block)
             if self.bytes_count <= self._memory_bytes_max:
                 return
-            self._directory.mkdir(parents=True, exist_ok=True)
-            self._file = tempfile.TemporaryFile(  # noqa: SIM115 - closed by ``close``
-                buffering=_BUFFER_BYTES, dir=self._directory
-            )
+            with faults_in(self._directory):
+                self._directory.mkdir(parents=True, exist_ok=True)
+                self._file = tempfile.TemporaryFile(  # noqa: SIM115 - closed by ``close``
+                    buffering=_BUFFER_BYTES, dir=self._directory
+                )
             block = b"".join(self._blocks)
             self._blocks.clear()
-        self._file.write(block)
+        with faults_in(self._directory):
+            self._file.write(block)
 
     def finish(self) -> Content:
         """Return the whole content, which lasts until ``close``."""
         if self._file is None:
             return b"".join(self._blocks)
-        self._file.flush()
+        with faults_in(self._directory):
+            self._file.flush()
         self._file.seek(0)
         return self._file
 
