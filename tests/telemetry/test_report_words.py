@@ -68,7 +68,7 @@ EXAMPLES: list[tuple[dict[str, Any], str]] = [
     ({"kind": "pause", "reason_type": "OSError", "reason": "gone"}, "paused: OSError: gone"),
     ({"kind": "resume"}, "resumed"),
     (
-        {"kind": "escalation", "reason": "over 3 restarts"},
+        {"kind": "escalation", "reason_type": "GaveUp", "reason": "over 3 restarts"},
         "gave up: over 3 restarts; the crashes before it name the cause",
     ),
     (

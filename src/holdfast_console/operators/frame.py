@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
+import structlog
 import trio
 from sqlalchemy import Connection
 
@@ -17,6 +17,8 @@ from holdfast.persistence.queries.backlog import operator_backlog, switched_off_
 from holdfast.persistence.queries.events import failure_counts
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.supervision.control.messages import DescribeProcess
+
+log = structlog.get_logger(__name__)
 
 COUNTS_VALID: Final = timedelta(seconds=2)
 SWITCHED_OFF_COUNTED: Final = timedelta(days=1)
@@ -125,14 +127,19 @@ class Frame:
         ]
 
     async def counts(self, deps: Dependencies) -> dict[CountName, int]:
-        """Return how much waits for an operator; while the database is away, only what is in memory."""
+        """Return how much waits for an operator; if that cannot be read, only what is in memory."""
         # One page reads, and those that come meanwhile have what it found.
         async with self._counting:
             now = deps.now()
             if self._counted_at is None or not self._counted_at <= now < self._counted_at + COUNTS_VALID:
                 stored: dict[CountName, int] = {}
-                with suppress(DatabaseAway):
+                try:
                     stored = await deps.database.read(lambda rows: _read_counts(rows, now))
+                except DatabaseAway:
+                    pass
+                except Exception:
+                    # Every page has the navigation, also the one that leads to the cause.
+                    log.exception("what waits for operators could not be counted")
                 answers = await ask_all(deps, DescribeProcess())
                 self._counts = {**stored, "quarantined": count_quarantined(answers.by_member.values())}
                 self._counted_at = deps.now()

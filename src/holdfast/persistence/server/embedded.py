@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import threading
@@ -179,8 +180,9 @@ class EmbeddedPostgres:
                 self._child = child
                 raise EmbeddedFault(f"The embedded PostgreSQL is not ready after {START_S:.0f} s; see {log_path}.")
             # A crashed server's last backends may hold its shared memory for a moment.
-            if time.monotonic() > deadline or not _tail(log_path, "still in use"):
-                raise EmbeddedFault(f"The embedded PostgreSQL did not start; its log is {log_path}.")
+            if time.monotonic() > deadline or "still in use" not in _tail(log_path):
+                errors = re.findall(r"(?:FATAL|PANIC):\s+(.+)", _tail(log_path)) or ["it ended"]
+                raise EmbeddedFault(f"The embedded PostgreSQL did not start: {errors[-1]}; its log is {log_path}.")
             time.sleep(0.2)
         self._child, self._has_run = child, True
         _create_database(_url(folder, "postgres"))
@@ -270,9 +272,9 @@ def _create_database(url: str) -> None:
             connection.execute(f"create database {DATABASE}")
 
 
-def _tail(path: Path, words: str) -> bool:
-    """Whether the end of a log contains ``words``."""
+def _tail(path: Path) -> str:
+    """Return the end of a log."""
     try:
-        return words in path.read_bytes()[-4096:].decode("utf-8", "replace")
+        return path.read_bytes()[-4096:].decode("utf-8", "replace")
     except OSError:
-        return False
+        return ""

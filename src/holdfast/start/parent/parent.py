@@ -140,6 +140,8 @@ class DatabaseServer:
             try:
                 await trio.to_thread.run_sync(self._embedded.start, limiter=self._limiter)
             except EmbeddedFault as fault:
+                if pause_s == DATABASE_RETRY_FIRST_S:
+                    self._report("outage", str(fault))
                 log.error("the embedded database does not start", reason=str(fault))
                 await trio.sleep(pause_s)
                 pause_s = min(pause_s * 2, DATABASE_RETRY_LAST_S)

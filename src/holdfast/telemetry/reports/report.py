@@ -201,7 +201,8 @@ def _what(report: Report) -> str:
         # Not "operator-token: …": the log masks what follows "token:", like the value of any token.
         return f"by {report.operator or 'an operator'}, {_one_line(report.reason)}"
     happened = _happened(report) + _which(report) + _how_often(report)
-    why = ": ".join(part for part in (report.reason_type, _one_line(report.reason)) if part)
+    named = None if report.kind == "escalation" else report.reason_type  # its reason has the type of the last crash
+    why = ": ".join(part for part in (named, _one_line(report.reason)) if part)
     where = f" ({report.location})" if report.location and report.kind != "stuck" else ""
     return f"{happened}: {why}{where}" if why else happened
 
