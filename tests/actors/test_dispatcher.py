@@ -501,10 +501,9 @@ async def test_a_lapsed_lease_counts_only_after_time_to_renew(setup: Setup) -> N
     assert sorted(await setup.tasks.count(2)) == [("task_theirs", True), ("task_theirs_due", True)]
 
 
+@pytest.mark.skipif(this_process().machine is None, reason="this system does not list running processes")
 async def test_a_killed_process_on_this_machine_is_detected_at_once(setup: Setup) -> None:
     before = this_process()
-    if before.machine is None:
-        pytest.skip("this system does not list running processes")
     gone = replace(before, member_id="proc_gone", started="0")
     now = utc_now()
     await setup.database.work(lambda rows: renew_lease(rows, gone, now, ["studio"]))

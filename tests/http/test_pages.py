@@ -627,6 +627,15 @@ async def test_pages_that_ask_at_once_share_one_reading_of_the_counts(api: Api) 
     assert counts == [counts[0]] * 5
 
 
+async def test_a_count_that_fails_takes_no_page_with_it(api: Api) -> None:
+    class Broken:
+        async def read(self, query: Any) -> Any:
+            raise RuntimeError("a table is gone")
+
+    api.change(database=Broken())
+    assert await Frame().counts(api.deps) == {"quarantined": 0}
+
+
 async def test_counts_are_valid_from_the_end_of_their_reading(api: Api) -> None:
     frame, clock = Frame(), [api.now]
 

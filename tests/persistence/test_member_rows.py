@@ -69,10 +69,9 @@ async def test_a_singleton_is_held_by_one_process_until_it_gives_it_up(database:
     assert (await beat_of(database, first, {"sweeper"})).claimed == set()
 
 
+@pytest.mark.skipif(this_process().machine is None, reason="this system does not list running processes")
 async def test_the_singletons_of_a_killed_process_of_this_machine_move_at_once(database: Database) -> None:
     here = this_process()
-    if here.machine is None:
-        pytest.skip("this system does not list running processes")
     killed = replace(here, member_id="proc_killed", started="0")
     assert (await beat_of(database, killed, {"dispatcher"})).claimed == {"dispatcher"}
     assert (await beat_of(database, here, {"dispatcher"})).claimed == {"dispatcher"}

@@ -1,0 +1,135 @@
+"""What a new operator reads in a full disk and in a part that gives up: the first page, the reports, the log."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from sqlalchemy import text
+from tests.clients import Customer, until
+
+from holdfast.persistence.server.connections import connected
+
+from .conftest import NewCustomer, NewService
+from .operator_client import Operator
+from .service_process import Service
+
+pytestmark = pytest.mark.slow
+
+DISK_MIB = 8
+
+
+@pytest.fixture
+def small_disks() -> Iterator[Callable[[Path], None]]:
+    """Mount small file systems for one test."""
+    mounted: list[Path] = []
+
+    def mount(folder: Path) -> None:
+        words = ["-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=700", "holdfast-journey", str(folder)]
+        subprocess.run(["mount", *words], check=True)
+        mounted.append(folder)
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def lines_of(service: Service, *events: str) -> list[dict[str, Any]]:
+    return [line for line in service.log_lines() if line["event"] in events]
+
+
+async def logged(service: Service, event: str, is_it: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Wait for a line."""
+
+    async def found() -> dict[str, Any] | None:
+        return next((line for line in lines_of(service, event) if is_it(line)), None)
+
+    return await until(found, within_s=120)
+
+
+async def overview(operator: Operator) -> str:
+    """Read the first page."""
+    page = await operator.http.get("/ops", headers={"Accept": "text/html"})
+    assert page.status_code == 200
+    return page.text
+
+
+async def ends(customer: Customer, request_id: str) -> str:
+    """Wait for the end of a task."""
+
+    async def ended() -> str | None:
+        status = (await customer.as_key("GET", f"/v2/task/{request_id}")).json()["status"]
+        return str(status) if status in {"succeeded", "failed"} else None
+
+    return await until(ended, within_s=60)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+async def test_a_full_disk_for_results_is_named_and_its_end_reported(
+    new_service: NewService, new_customer: NewCustomer, small_disks: Callable[[Path], None]
+) -> None:
+    service = new_service(PROCESSES="2")
+    await trio.to_thread.run_sync(service.start)
+    assets = service.data_dir / "assets"
+    small_disks(assets)
+    ada, operator = await new_customer(service, credit="10.00"), Operator(service)
+    (assets / "ballast").write_bytes(bytes(DISK_MIB << 20))
+    waiting = (await ada.create()).json()["request_id"]
+    outage = await logged(service, "outage", lambda line: line["path"] == "holdfast/workers/hosting")
+    cause = f"results cannot be stored or read: No space left on device in {assets}"
+    assert outage["text"] == cause
+    page = await overview(operator)
+    assert "What lasts" in page
+    assert cause in page
+    found = (await ada.as_key("GET", f"/v2/task/{waiting}")).json()
+    assert found["hosting"]["error"] == "hosting_failed: storage: cannot be written at the moment"
+    (assets / "ballast").unlink()
+    assert await ends(ada, waiting) == "succeeded"
+    recovery = await logged(service, "recovery", lambda line: line["path"] == "holdfast/workers/hosting")
+    assert recovery["text"].startswith("results are stored and read; lasted ")
+    assert "What lasts" not in await overview(operator)
+    await operator.http.aclose()
+    assert await trio.to_thread.run_sync(service.stop) == 0
+
+
+async def test_a_part_that_gives_up_says_why_at_each_step_and_on_the_first_page(new_service: NewService) -> None:
+    service = new_service(PROCESSES="2")
+    await trio.to_thread.run_sync(service.start)
+    operator = Operator(service)
+    with connected(service.database_url) as rows:
+        rows.execute(text("alter table outbox rename to outbox_gone"))
+        rows.commit()
+        loop = await logged(service, "crash_loop", lambda line: line["path"] == "holdfast/workers/due-work")
+        assert 'relation "outbox" does not exist' in loop["text"]
+        page = await overview(operator)
+        assert "What lasts" in page
+        assert "it keeps crashing" in page
+        assert "relation &#34;outbox&#34; does not exist" in page
+        ended = await logged(service, "the tree gave up", lambda _: True)
+        rows.execute(text("alter table outbox_gone rename to outbox"))
+        rows.commit()
+    lines = [line for line in service.log_lines() if line.get("worker") == ended["worker"]]
+    steps = [(line["event"], line["path"]) for line in lines if line["event"] == "escalation"]
+    assert steps[-1] == ("escalation", "holdfast/workers")
+    assert steps[-2][1].startswith("holdfast/workers/")
+    for line in lines:
+        if line["event"] == "escalation":
+            assert "gave up: holdfast" in line["text"]
+            assert "restarts in" in line["text"]
+            assert line["text"].endswith("; the crashes before it name the cause")
+    number = ended["worker"]
+    crash = await logged(service, "crash", lambda line: line["path"] == f"processes/worker-{number}")
+    assert "ended with exit code 1" in crash["text"]
+    await logged(service, "restart", lambda line: line["path"] == f"processes/worker-{number}")
+
+    async def is_ready() -> bool:
+        return (await operator.http.get("/readyz")).status_code == 200
+
+    await until(is_ready, within_s=60)
+    await operator.http.aclose()
+    assert await trio.to_thread.run_sync(service.stop) == 0
