@@ -207,7 +207,7 @@ def receives(events: Collection[str], kind: AnyEventKind) -> bool:
 
 
 class AccountEvent(msgspec.Struct, frozen=True):
-    """The payload of a webhook about an account, but for its data."""
+    """The payload of a webhook about an account."""
 
     id: str
     """The event's id, the same as in the header `webhook-id`."""
@@ -215,99 +215,24 @@ class AccountEvent(msgspec.Struct, frozen=True):
     """What happened."""
     timestamp: Time
     """When it happened."""
+    data: object
+    """What happened, or happens soon."""
 
 
-class BalanceBelowEvent(AccountEvent, frozen=True):
-    """The available credit has fallen below the amount set for an alert."""
-
-    data: BalanceBelow
-    """What has happened."""
-
-
-class LimitReachedEvent(AccountEvent, frozen=True):
-    """What a key, a key group, or the whole account, has spent has reached the set share of its limit."""
-
-    data: LimitReached
-    """What has happened."""
-
-
-class PaymentCreditedEvent(AccountEvent, frozen=True):
-    """A payment was credited."""
-
-    data: PaymentCredited
-    """What has happened."""
-
-
-class PaymentReversedEvent(AccountEvent, frozen=True):
-    """Credit of a payment was taken back."""
-
-    data: PaymentReversed
-    """What has happened."""
-
-
-class CreditExpiringEvent(AccountEvent, frozen=True):
-    """Credit expires soon."""
-
-    data: CreditExpiring
-    """What happens soon."""
-
-
-class TopUpFailedEvent(AccountEvent, frozen=True):
-    """An automatic top-up failed."""
-
-    data: TopUpFailed
-    """What has happened."""
-
-
-class AccountDisabledEvent(AccountEvent, frozen=True):
-    """The account was disabled."""
-
-    data: AccountDisabled
-    """What has happened."""
-
-
-class AccountEmailChangedEvent(AccountEvent, frozen=True):
-    """The e-mail address that signs in was changed."""
-
-    data: AccountEmailChanged
-    """What has happened."""
-
-
-class AccountClosingEvent(AccountEvent, frozen=True):
-    """The account is to be closed."""
-
-    data: AccountClosing
-    """What happens soon."""
-
-
-class WebhookTestEvent(AccountEvent, frozen=True):
-    """A test, sent on demand."""
-
-    data: WebhookTest
-    """Which webhook is tested."""
-
-
-PAYLOADS: Final[dict[AccountEventKind, type[AccountEvent]]] = {
-    "balance.below": BalanceBelowEvent,
-    "key.limit_reached": LimitReachedEvent,
-    "payment.credited": PaymentCreditedEvent,
-    "payment.reversed": PaymentReversedEvent,
-    "credit.expiring": CreditExpiringEvent,
-    "top_up.failed": TopUpFailedEvent,
-    "account.disabled": AccountDisabledEvent,
-    "account.email_changed": AccountEmailChangedEvent,
-    "account.closing": AccountClosingEvent,
-    TEST: WebhookTestEvent,
+PAYLOADS: Final[dict[AccountEventKind, type[msgspec.Struct]]] = {
+    kind: msgspec.defstruct(
+        f"{data.__name__}Event",
+        [("data", data)],
+        bases=(AccountEvent,),
+        namespace={"__doc__": data.__doc__},
+        module=__name__,
+        frozen=True,
+    )
+    for data, kind in _KIND_OF.items()
 }
 """The payload of each kind, as it is documented."""
 
 
-class _StoredEvent(AccountEvent, frozen=True):
-    """A payload with the data as it is stored, which is JSON."""
-
-    data: msgspec.Raw
-
-
 def account_payload(event_id: str, kind: AccountEventKind, timestamp: str, stored: str) -> bytes:
     """Encode the body of a webhook about an account, whose data is ``stored``."""
-    return msgspec.json.encode(_StoredEvent(event_id, kind, timestamp, msgspec.Raw(stored.encode())))
+    return msgspec.json.encode(AccountEvent(event_id, kind, timestamp, msgspec.Raw(stored.encode())))
