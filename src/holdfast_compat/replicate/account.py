@@ -10,14 +10,13 @@ from holdfast.ledger.tasks.webhook_secrets import signing_at, webhook_secret
 from holdfast.persistence.claims.outbox import rotations_of
 from holdfast_compat.replicate.schemas import BASE, ReplicateAccount, WebhookSigningSecret
 
-route = RouteTable("Replicate", auth=Auth.API_KEY)
+route = RouteTable("Replicate", auth=Auth.API_KEY, scope=ACCOUNT_READ)
 
 
 @route(
     "GET",
     f"{BASE}/account",
     summary="Retrieve the account of the API key",
-    scope=ACCOUNT_READ,
     reply=ReplicateAccount,
 )
 async def read_replicate_account(call: Call) -> Outcome:
@@ -30,7 +29,6 @@ async def read_replicate_account(call: Call) -> Outcome:
     "GET",
     f"{BASE}/webhooks/default/secret",
     summary="Retrieve the secret that signs the account's webhooks",
-    scope=ACCOUNT_READ,
     reply=WebhookSigningSecret,
 )
 async def read_webhook_signing_secret(call: Call) -> Outcome:

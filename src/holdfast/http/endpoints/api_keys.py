@@ -51,7 +51,7 @@ from holdfast.persistence.claims.expired import REVOKED_KEYS_MAX
 from holdfast.persistence.queries.credentials import api_keys_of_account, find_api_key, find_group
 from holdfast.persistence.queries.spending import OwnedKey, keys_with_spending, spendings_of_key
 
-route = RouteTable("API keys")
+route = RouteTable("API keys", auth=Auth.SESSION_OR_KEY)
 
 STORED_KEYS_MAX: Final = 500
 """The most keys of an account. It is met only by one that revokes hundreds between two sweeps of the oldest."""
@@ -187,7 +187,6 @@ _MADE_KEYS: Final = Parameter(
     "POST",
     "/v2/control/api-keys",
     summary="Create an API key; only this response has its secret",
-    auth=Auth.SESSION_OR_KEY,
     scope=KEYS_WRITE,
     body=ApiKeyRequest,
     reply=ApiKeySecret,
@@ -242,7 +241,6 @@ async def create_api_key(call: Call) -> Outcome:
     "GET",
     "/v2/control/api-keys",
     summary="List the account's API keys; newest first",
-    auth=Auth.SESSION_OR_KEY,
     scope=KEYS_READ,
     reply=ApiKeyList,
 )
@@ -258,7 +256,6 @@ async def list_api_keys(call: Call) -> Outcome:
     "PATCH",
     "/v2/control/api-keys/{api_key_id}",
     summary="Change an API key; effective with the next request",
-    auth=Auth.SESSION_OR_KEY,
     scope=KEYS_WRITE,
     body=ApiKeyChange,
     reply=ApiKeyBody,
@@ -295,7 +292,6 @@ async def change_api_key(call: Call) -> Outcome:
     "DELETE",
     "/v2/control/api-keys/{api_key_id}",
     summary="Revoke an API key; effective with the next request",
-    auth=Auth.SESSION_OR_KEY,
     scope=KEYS_WRITE,
     reply=ApiKeyRevokedBody,
     parameters=(_MADE_KEYS,),

@@ -25,7 +25,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.spending import groups_with_spending, keys_of_groups
 from holdfast.persistence.records.key_rows import KeyGroupRow
 
-route = RouteTable("API keys")
+route = RouteTable("API keys", auth=Auth.SESSION_OR_KEY)
 
 NAMELESS: Final = "Key group"
 
@@ -85,7 +85,6 @@ class KeyGroupDeleted(msgspec.Struct, frozen=True):
     "POST",
     "/v2/control/key-groups",
     summary="Create a key group; keys that share limits",
-    auth=Auth.SESSION_OR_KEY,
     scope=LIMITS_WRITE,
     body=KeyGroupRequest,
     reply=KeyGroupBody,
@@ -111,7 +110,6 @@ async def create_key_group(call: Call) -> Outcome:
     "GET",
     "/v2/control/key-groups",
     summary="List the account's key groups; newest first",
-    auth=Auth.SESSION_OR_KEY,
     scope=KEYS_READ,
     reply=KeyGroupList,
 )
@@ -127,7 +125,6 @@ async def list_key_groups(call: Call) -> Outcome:
     "GET",
     "/v2/control/key-groups/{group_id}",
     summary="Retrieve a key group; with what is spent of its limits",
-    auth=Auth.SESSION_OR_KEY,
     scope=KEYS_READ,
     reply=KeyGroupBody,
     errors=("key_group_not_found",),
@@ -142,7 +139,6 @@ async def read_key_group(call: Call) -> Outcome:
     "PATCH",
     "/v2/control/key-groups/{group_id}",
     summary="Change a key group's name or limits; effective with the next request",
-    auth=Auth.SESSION_OR_KEY,
     scope=LIMITS_WRITE,
     body=KeyGroupChange,
     reply=KeyGroupBody,
@@ -175,7 +171,6 @@ async def change_key_group(call: Call) -> Outcome:
     "DELETE",
     "/v2/control/key-groups/{group_id}",
     summary="Delete a key group without keys",
-    auth=Auth.SESSION_OR_KEY,
     scope=LIMITS_WRITE,
     reply=KeyGroupDeleted,
     errors=("key_group_not_found", "key_group_in_use"),

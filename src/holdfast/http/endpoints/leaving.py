@@ -20,7 +20,7 @@ from holdfast.ledger.public_types import AccountId, Amount, Role, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import INVALID_OTP, code_mac, email_purpose, is_otp_id_of
 
-route = RouteTable("Account")
+route = RouteTable("Account", auth=Auth.SESSION)
 
 OtpId = Annotated[str, msgspec.Meta(examples=["otp_01935f6c2b7d7c3e8a4d5e6f70819203"])]
 
@@ -96,7 +96,6 @@ class ClosingBody(msgspec.Struct, frozen=True):
     "POST",
     "/v2/control/email",
     summary="Begin to change the e-mail address: send a code to the account's address, and one to the new",
-    auth=Auth.SESSION,
     body=EmailRequest,
     reply=EmailCodesSent,
     errors=("invalid_email", "otp_rate_limited", "otp_attempts_exceeded", "otp_delivery_failed"),
@@ -149,7 +148,6 @@ def _can_have(deps: Dependencies, account_id: str, email: str) -> bool:
     "POST",
     "/v2/control/email/confirm",
     summary="Change the e-mail address, with the codes sent to both; all other sessions end",
-    auth=Auth.SESSION,
     body=EmailConfirmation,
     reply=EmailBody,
     errors=("invalid_email", "invalid_otp", "otp_expired", "otp_attempts_exceeded", "email_taken"),
@@ -180,7 +178,6 @@ async def confirm_email_change(call: Call) -> Outcome:
     "DELETE",
     "/v2/control/account",
     summary="Delete the account in seven days; signing in before keeps it",
-    auth=Auth.SESSION,
     body=ClosingRequest,
     reply=ClosingBody,
     errors=(

@@ -25,7 +25,7 @@ from holdfast.ledger.public_types import Amount, LimitWindow, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.spending import spending_of_account
 
-route = RouteTable("API keys")
+route = RouteTable("API keys", auth=Auth.SESSION_OR_KEY)
 
 MODELS_MAX: Final = 100
 LIMITS_MAX: Final = 8
@@ -102,7 +102,6 @@ class AccountLimitList(msgspec.Struct, frozen=True):
     "GET",
     "/v2/control/limits",
     summary="Retrieve the limits of the whole account; with what is spent of them",
-    auth=Auth.SESSION_OR_KEY,
     scope=ACCOUNT_READ,
     reply=AccountLimitList,
 )
@@ -118,7 +117,6 @@ async def read_limits(call: Call) -> Outcome:
     "PUT",
     "/v2/control/limits",
     summary="Replace the limits of the whole account; effective with the next request",
-    auth=Auth.SESSION_OR_KEY,
     scope=LIMITS_WRITE,
     body=LimitsRequest,
     reply=AccountLimitList,

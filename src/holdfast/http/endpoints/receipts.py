@@ -29,7 +29,7 @@ from holdfast.ledger.receipts import Receipt
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.receipts import receipt_of_account, receipts_of_account, sum_receipts
 
-route = RouteTable("Payments")
+route = RouteTable("Payments", auth=Auth.SESSION_OR_KEY, scope=ACCOUNT_READ)
 
 _PDF: Final = Media(status=200, content_types=("application/pdf",), description="The receipt on a page.")
 _NO_PDF: Final = Refusal(
@@ -42,8 +42,6 @@ _NO_PDF: Final = Refusal(
     "GET",
     "/v2/control/receipts",
     summary="List the account's receipts and credit notes; newest first, or as a CSV file",
-    auth=Auth.SESSION_OR_KEY,
-    scope=ACCOUNT_READ,
     reply=ReceiptList,
     media=(csv_media(COLUMNS),),
     parameters=(KIND, MONTH, *PAGE, FORMAT),
@@ -60,8 +58,6 @@ async def list_receipts(call: Call) -> Outcome:
     "GET",
     "/v2/control/receipt-totals",
     summary="Sum the account's receipts and credit notes by month",
-    auth=Auth.SESSION_OR_KEY,
-    scope=ACCOUNT_READ,
     reply=ReceiptTotals,
 )
 async def sum_account_receipts(call: Call) -> Outcome:
@@ -76,8 +72,6 @@ async def sum_account_receipts(call: Call) -> Outcome:
     "GET",
     "/v2/control/receipts/{number}",
     summary="Retrieve a receipt or credit note",
-    auth=Auth.SESSION_OR_KEY,
-    scope=ACCOUNT_READ,
     reply=ReceiptBody,
     errors=("receipt_not_found",),
 )
@@ -96,8 +90,6 @@ def offers_pdf() -> bool:
     "GET",
     "/v2/control/receipts/{number}/pdf",
     summary="Retrieve a receipt or credit note as a PDF file",
-    auth=Auth.SESSION_OR_KEY,
-    scope=ACCOUNT_READ,
     media=(_PDF,),
     errors=("receipt_not_found", "pdf_not_available", "overloaded"),
 )

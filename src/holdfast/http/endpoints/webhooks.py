@@ -41,15 +41,13 @@ from holdfast.persistence.records.event_rows import WebhookRow
 from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.providers.outbound.webhook_post import URL_MAX_CHARS, can_be_posted_to
 
-route = RouteTable("Webhooks")
+route = RouteTable("Webhooks", auth=Auth.SESSION_OR_KEY, scope=WEBHOOKS_WRITE)
 
 
 @route(
     "POST",
     "/v2/control/webhooks",
     summary="Create a webhook: an address that gets the account's and its tasks' events",
-    auth=Auth.SESSION_OR_KEY,
-    scope=WEBHOOKS_WRITE,
     body=WebhookRequest,
     reply=WebhookBody,
     errors=("webhook_limit_reached",),
@@ -72,8 +70,6 @@ async def create_webhook(call: Call) -> Outcome:
     "GET",
     "/v2/control/webhooks",
     summary="List the account's webhooks; newest first",
-    auth=Auth.SESSION_OR_KEY,
-    scope=WEBHOOKS_WRITE,
     reply=WebhookList,
 )
 async def list_webhooks(call: Call) -> Outcome:
@@ -89,8 +85,6 @@ async def list_webhooks(call: Call) -> Outcome:
     "GET",
     "/v2/control/webhooks/{webhook_id}",
     summary="Retrieve a webhook",
-    auth=Auth.SESSION_OR_KEY,
-    scope=WEBHOOKS_WRITE,
     reply=WebhookBody,
     errors=("webhook_not_found",),
 )
@@ -104,8 +98,6 @@ async def read_webhook(call: Call) -> Outcome:
     "POST",
     "/v2/control/webhooks/{webhook_id}/test",
     summary="Send a test event to a webhook now",
-    auth=Auth.SESSION_OR_KEY,
-    scope=WEBHOOKS_WRITE,
     reply=WebhookEventBody,
     errors=("webhook_not_found", "webhook_disabled", "rate_limit_exceeded"),
 )
@@ -131,8 +123,6 @@ async def test_webhook(call: Call) -> Outcome:
     "GET",
     "/v2/control/webhooks/{webhook_id}/deliveries",
     summary="List the events for a webhook with their delivery attempts; newest first",
-    auth=Auth.SESSION_OR_KEY,
-    scope=WEBHOOKS_WRITE,
     reply=WebhookEventList,
     parameters=PAGE,
     errors=("webhook_not_found",),
@@ -158,8 +148,6 @@ async def list_deliveries(call: Call) -> Outcome:
     "POST",
     "/v2/control/webhooks/{webhook_id}/deliveries/{event_id}/resend",
     summary="Deliver an event to a webhook again, under the same id",
-    auth=Auth.SESSION_OR_KEY,
-    scope=WEBHOOKS_WRITE,
     reply=WebhookEventBody,
     errors=("webhook_not_found", "event_not_found", "rate_limit_exceeded"),
 )
@@ -186,8 +174,6 @@ async def resend_delivery(call: Call) -> Outcome:
     "PATCH",
     "/v2/control/webhooks/{webhook_id}",
     summary="Change a webhook: its address or events; disable it, or enable it again",
-    auth=Auth.SESSION_OR_KEY,
-    scope=WEBHOOKS_WRITE,
     body=WebhookChange,
     reply=WebhookBody,
     errors=("webhook_not_found",),
@@ -219,8 +205,6 @@ async def change_webhook(call: Call) -> Outcome:
     "DELETE",
     "/v2/control/webhooks/{webhook_id}",
     summary="Delete a webhook; events that wait for it are given up",
-    auth=Auth.SESSION_OR_KEY,
-    scope=WEBHOOKS_WRITE,
     reply=WebhookDeleted,
     errors=("webhook_not_found",),
 )

@@ -213,7 +213,7 @@ class OperatorRoutes(RouteTable):
     def below(self, path: str, *, errors: tuple[str, ...], is_urgent: bool = False) -> OperatorRoutes:
         """Return what declares routes of this module whose paths go on with ``path``."""
         found = OperatorRoutes(
-            self._tag, self._path + path, errors=(*self._errors, *errors), is_urgent=is_urgent or self._is_urgent
+            self.tag, self._path + path, errors=(*self._errors, *errors), is_urgent=is_urgent or self._is_urgent
         )
         found.routes = self.routes
         return found

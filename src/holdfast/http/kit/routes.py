@@ -175,11 +175,14 @@ def _takes(fields: Callable[P, object]) -> Callable[[Callable[..., T]], Callable
 
 
 class RouteTable:
-    """The routes of one module, in order of declaration. ``auth`` is that of routes that do not say otherwise."""
+    """The routes of one module, in order of declaration.
 
-    def __init__(self, tag: str, *, auth: Auth = Auth.NONE) -> None:
-        self._tag = tag
-        self._auth = auth
+    ``tag``, ``auth`` and ``scope`` are those of routes that do not say otherwise.
+    """
+
+    def __init__(self, tag: str, *, auth: Auth = Auth.NONE, scope: str | None = None) -> None:
+        self.tag = tag
+        self._usual = {"tag": tag, "auth": auth, "scope": scope}
         self.routes: list[Route] = []
 
     @_takes(Declaration)
@@ -187,7 +190,7 @@ class RouteTable:
         """Declare the decorated handler as a route."""
 
         def declare(handler: Handler) -> Handler:
-            self.routes.append(Route(*args, **{"auth": self._auth, "tag": self._tag, **fields}, handler=handler))
+            self.routes.append(Route(*args, **{**self._usual, **fields}, handler=handler))
             return handler
 
         return declare

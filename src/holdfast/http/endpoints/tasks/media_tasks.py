@@ -31,7 +31,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.tasks import tasks_of_account
 
-route = RouteTable("Tasks")
+route = RouteTable("Tasks", auth=Auth.API_KEY)
 
 
 @route(
@@ -39,7 +39,6 @@ route = RouteTable("Tasks")
     "/v2/task/create",
     is_kept=False,
     summary="Create a task; its credit is held and the work starts",
-    auth=Auth.API_KEY,
     scope=TASKS_WRITE,
     body=CreateTaskRequest,
     takes_input=True,
@@ -96,7 +95,6 @@ async def _created(call: Call, task: Task | Refusal, until: float | None) -> Out
     "GET",
     "/v2/task/list",
     summary="List the account's tasks; newest first",
-    auth=Auth.API_KEY,
     scope=TASKS_READ,
     reply=TaskList,
     parameters=(STATUS, MODEL, API_KEY_ID, END_USER, METADATA, *PAGE),
@@ -115,7 +113,6 @@ async def list_tasks(call: Call) -> Outcome:
     "GET",
     "/v2/task/{request_id}",
     summary="Retrieve a task; the links to its results are signed for this response",
-    auth=Auth.API_KEY,
     scope=TASKS_READ,
     reply=TaskBody,
     media=(NOT_MODIFIED,),
@@ -148,7 +145,6 @@ def _entity_tag(deps: Dependencies, task: Task, now: datetime) -> str:
     "/v2/task/{request_id}/retry",
     is_kept=False,
     summary="Retry an ended task: as a new task, at the current price",
-    auth=Auth.API_KEY,
     scope=TASKS_WRITE,
     body=TaskBounds,
     reply=TaskBody,
@@ -167,7 +163,6 @@ async def retry_task(call: Call) -> Outcome:
     "POST",
     "/v2/task/{request_id}/cancel",
     summary="Cancel a task; its whole hold is released",
-    auth=Auth.API_KEY,
     scope=TASKS_WRITE,
     reply=TaskBody,
     errors=("task_not_found", "task_already_terminal"),
@@ -182,7 +177,6 @@ async def cancel_task(call: Call) -> Outcome:
     "DELETE",
     "/v2/task/{request_id}/results",
     summary="Delete the results of an ended task; what it cost stays",
-    auth=Auth.API_KEY,
     scope=TASKS_WRITE,
     reply=TaskBody,
     errors=("task_not_found", "task_not_terminal"),
