@@ -36,7 +36,7 @@ class Message(msgspec.Struct, frozen=True):
     """What became of an action."""
 
     text: str
-    is_failure: bool
+    is_failure: bool = False
 
 
 def message_cookie(message: Message | None, root: str) -> str:

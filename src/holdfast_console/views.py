@@ -9,6 +9,7 @@ import functools
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -33,6 +34,7 @@ from holdfast_console.forms import (
     IDEMPOTENCY_FIELD,
     RETURN_FIELD,
     FormAttempt,
+    Message,
     body_of_form,
     parse_file_form,
     parse_form,
@@ -42,6 +44,7 @@ from holdfast_console.rendering import Again, Headers, Html, Redirect
 S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T")
 
+NO_FIELDS: Final[Mapping[str, object]] = MappingProxyType({})
 ROWS_SHOWN: Final = "50"
 """How many entries of a list a page shows."""
 
@@ -224,16 +227,38 @@ class Visit:
     async def submit(
         self,
         handler: Handler | Route,
+        reply: type[S],
+        fields: Mapping[str, object] = NO_FIELDS,
         *,
-        fields: Mapping[str, object],
         path: Mapping[str, str] | None = None,
         query: Mapping[str, str] | None = None,
-    ) -> tuple[msgspec.Struct | Refusal, Headers]:
+    ) -> S | Refusal:
         """Call an endpoint that changes something, with ``fields`` as its body; ``path`` is that of this request.
 
-        Text becomes numbers and booleans where the body has them. Returns the reply and headers.
+        Text becomes numbers and booleans where the body has them.
         """
-        return _body_of(await self._run(handler, self.path if path is None else path, query or {}, fields))
+        found, _ = _body_of(await self._run(handler, self.path if path is None else path, query or {}, fields))
+        assert isinstance(found, reply | Refusal)
+        return found
+
+    async def submit_with_headers(
+        self, handler: Handler, fields: Mapping[str, object] = NO_FIELDS
+    ) -> tuple[msgspec.Struct | Refusal, Headers]:
+        """Call an endpoint as :meth:`submit` does, and return the headers of its response, too."""
+        return _body_of(await self._run(handler, self.path, {}, fields))
+
+    async def act(
+        self,
+        handler: Handler,
+        to: str,
+        text: str,
+        fields: Mapping[str, object] = NO_FIELDS,
+        *,
+        path: Mapping[str, str] | None = None,
+    ) -> Redirect | Refusal:
+        """Call an endpoint as :meth:`submit` does, and go on to the page ``to``, which shows the text."""
+        done = await self.submit(handler, msgspec.Struct, fields, path=path)
+        return done if isinstance(done, Refusal) else Redirect(to, Message(text))
 
     async def _run(
         self,

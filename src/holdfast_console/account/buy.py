@@ -115,38 +115,28 @@ async def order_credit(visit: Visit) -> ViewResult:
     form = visit.form
     chosen = form.get("choice", "")
     amount = form.get("amount", "") if chosen in ("", OTHER) else chosen
-    made, _ = await visit.submit(create_card_order, fields={"amount": amount})
-    if isinstance(made, Refusal):
-        return made
-    assert isinstance(made, CardOrderCreated)
-    return Redirect(f"{BUY}/{made.order_id}/pay")
+    made = await visit.submit(create_card_order, CardOrderCreated, {"amount": amount})
+    return made if isinstance(made, Refusal) else Redirect(f"{BUY}/{made.order_id}/pay")
 
 
 @view(f"{BUY}/sandbox", method="POST")
 async def add_test_credit(visit: Visit) -> ViewResult:
     """Add sandbox credit."""
-    done, _ = await visit.submit(recharge, fields=visit.form)
-    if isinstance(done, Refusal):
-        return done
-    assert isinstance(done, RechargedBody)
-    return _done(f"{done.amount} test credits were added.")
+    done = await visit.submit(recharge, RechargedBody, visit.form)
+    return done if isinstance(done, Refusal) else _done(f"{done.amount} test credits were added.")
 
 
 @view(f"{BUY}/coupon", method="POST")
 async def redeem_coupon(visit: Visit) -> ViewResult:
     """Redeem a coupon."""
-    done, _ = await visit.submit(redeem, fields={"code": visit.form.get("code", "")})
-    if isinstance(done, Refusal):
-        return done
-    assert isinstance(done, CreditChangedBody)
-    return _done(f"The coupon gave you {done.amount} credits.")
+    done = await visit.submit(redeem, CreditChangedBody, {"code": visit.form.get("code", "")})
+    return done if isinstance(done, Refusal) else _done(f"The coupon gave you {done.amount} credits.")
 
 
 @view(f"{BUY}/top-up", method="POST")
 async def set_top_up(visit: Visit) -> ViewResult:
     """Set the automatic top-up and switch it on."""
-    done, _ = await visit.submit(set_auto_top_up, fields={**visit.form, "enabled": "true"})
-    return done if isinstance(done, Refusal) else _done("Automatic top-up is on.")
+    return await visit.act(set_auto_top_up, BUY, "Automatic top-up is on.", {**visit.form, "enabled": "true"})
 
 
 @view(f"{BUY}/top-up/off", method="POST")
@@ -156,15 +146,13 @@ async def switch_off_top_up(visit: Visit) -> ViewResult:
     if isinstance(top_up, Refusal):
         return top_up
     kept = {name: getattr(top_up, name) for name in TOP_UP_DEFAULTS}
-    done, _ = await visit.submit(set_auto_top_up, fields={**kept, "enabled": False})
-    return done if isinstance(done, Refusal) else _done("Automatic top-up is off.")
+    return await visit.act(set_auto_top_up, BUY, "Automatic top-up is off.", {**kept, "enabled": False})
 
 
 @view(f"{BUY}/cards/{{card_id}}/remove", method="POST")
 async def forget_card(visit: Visit) -> ViewResult:
     """Remove a saved card."""
-    done, _ = await visit.submit(remove_card, fields={})
-    return done if isinstance(done, Refusal) else _done("The card was removed.")
+    return await visit.act(remove_card, BUY, "The card was removed.")
 
 
 @view(ADD_CARD)
@@ -173,10 +161,9 @@ async def add_card(visit: Visit) -> ViewResult:
     card = card_form_of(visit)
     if card is None:
         return NO_CARD_FORM
-    setup, _ = await visit.submit(set_up_card, fields={})
+    setup = await visit.submit(set_up_card, CardSetupBody)
     if isinstance(setup, Refusal):
         return setup
-    assert isinstance(setup, CardSetupBody)
     return _card_page(card, setup.client_secret, CARD_ADDED)
 
 
@@ -222,11 +209,10 @@ async def pay(visit: Visit) -> ViewResult:
     card = card_form_of(visit)
     if card is None:
         return NO_CARD_FORM
-    going_on, _ = await visit.submit(continue_card_order, fields={})
+    going_on = await visit.submit(continue_card_order, CardOrderCreated)
     cards = await visit.read(list_cards, CardList)
     if isinstance(going_on, Refusal):
         return going_on
-    assert isinstance(going_on, CardOrderCreated)
     # An order can be paid with saved cards if there were any when it was made.
     made_at = read_moment(order.state_history[0].at)
     saved = [] if isinstance(cards, Refusal) else cards.data
@@ -254,4 +240,4 @@ def _card_page(
 
 
 def _done(text: str) -> Redirect:
-    return Redirect(BUY, Message(text, is_failure=False))
+    return Redirect(BUY, Message(text))

@@ -6,9 +6,7 @@ from typing import Final
 
 from holdfast.http.endpoints.files import list_own_files, remove_own_file
 from holdfast.http.kit.calls import Auth
-from holdfast.ledger.refusals import Refusal
-from holdfast_console.forms import Message
-from holdfast_console.rendering import Html, Redirect
+from holdfast_console.rendering import Html
 from holdfast_console.views import ViewResult, ViewTable, Visit
 
 FILES: Final = "/account/files"
@@ -25,5 +23,4 @@ async def files(visit: Visit) -> ViewResult:
 @view(f"{FILES}/{{file_id}}/delete", method="POST")
 async def delete(visit: Visit) -> ViewResult:
     """Delete a file."""
-    done, _ = await visit.submit(remove_own_file, fields={})
-    return done if isinstance(done, Refusal) else Redirect(FILES, Message("The file is deleted.", False))
+    return await visit.act(remove_own_file, FILES, "The file is deleted.")

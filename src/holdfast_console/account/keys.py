@@ -108,10 +108,9 @@ async def keys(visit: Visit) -> ViewResult:
 async def create(visit: Visit) -> ViewResult:
     """Create a key, and show its secret once with a call that uses it."""
     scopes = [scope for scope in ALL_SCOPES if f"scope.{scope}" in visit.form]
-    created, _ = await visit.submit(create_api_key, fields={**_terms(visit), "scopes": scopes}, path={})
+    created = await visit.submit(create_api_key, ApiKeySecret, {**_terms(visit), "scopes": scopes}, path={})
     if isinstance(created, Refusal):
         return created
-    assert isinstance(created, ApiKeySecret)
     models = await visit.read(list_models, ModelList)
     body = example_body([] if isinstance(models, Refusal) else models.data)
     samples = create_samples(visit.call.deps.urls.base, body, created.api_key)
@@ -125,42 +124,34 @@ async def change(visit: Visit) -> ViewResult:
     if isinstance(found, Refusal):
         return found
     [limits] = [each.limits for each in found.data if each.api_key_id == visit.path["api_key_id"]] or [[]]
-    changed, _ = await visit.submit(change_api_key, fields=_terms(visit, _kept(limits)))
-    return changed if isinstance(changed, Refusal) else _done("The key is changed.")
+    return await visit.act(change_api_key, KEYS, "The key is changed.", _terms(visit, _kept(limits)))
 
 
 @view(f"{KEYS}/{{api_key_id}}/pause", method="POST")
 async def pause(visit: Visit) -> ViewResult:
     """Pause a key, or let it work again."""
     paused = visit.form.get("paused") == "true"
-    changed, _ = await visit.submit(change_api_key, fields={"paused": paused})
-    if isinstance(changed, Refusal):
-        return changed
-    return _done("The key is paused: it is refused until you resume it." if paused else "The key works again.")
+    text = "The key is paused: it is refused until you resume it." if paused else "The key works again."
+    return await visit.act(change_api_key, KEYS, text, {"paused": paused})
 
 
 @view(f"{KEYS}/{{api_key_id}}/revoke", method="POST")
 async def revoke(visit: Visit) -> ViewResult:
     """Revoke a key for good, and if it is asked for, the keys that it has made."""
     made_keys = "true" if "made_keys" in visit.form else "false"
-    revoked, _ = await visit.submit(revoke_api_key, fields={}, query={"made_keys": made_keys})
+    revoked = await visit.submit(revoke_api_key, ApiKeyRevokedBody, query={"made_keys": made_keys})
     if isinstance(revoked, Refusal):
         return revoked
-    assert isinstance(revoked, ApiKeyRevokedBody)
     made = f", nor do the {len(revoked.made_keys)} that it has made" if revoked.made_keys else ""
-    return _done(f"The key is revoked: it never works again{made}.")
+    return Redirect(KEYS, Message(f"The key is revoked: it never works again{made}."))
 
 
 @view(f"{KEYS}/groups/create", method="POST")
 async def create_group(visit: Visit) -> ViewResult:
     """Create a key group."""
     fields = {"name": visit.form.get("name", ""), "limits": _limits(visit)}
-    created, _ = await visit.submit(create_key_group, fields=fields, path={})
-    return (
-        created
-        if isinstance(created, Refusal)
-        else _done("The group is created. Put keys into it when you create or change them.")
-    )
+    text = "The group is created. Put keys into it when you create or change them."
+    return await visit.act(create_key_group, KEYS, text, fields, path={})
 
 
 @view(f"{KEYS}/groups/{{group_id}}/change", method="POST")
@@ -171,22 +162,19 @@ async def change_group(visit: Visit) -> ViewResult:
         return found
     [limits] = [each.limits for each in found.data if each.group_id == visit.path["group_id"]] or [[]]
     fields = {"name": visit.form.get("name", ""), "limits": [*_limits(visit), *_kept(limits)]}
-    changed, _ = await visit.submit(change_key_group, fields=fields)
-    return changed if isinstance(changed, Refusal) else _done("The group is changed.")
+    return await visit.act(change_key_group, KEYS, "The group is changed.", fields)
 
 
 @view(f"{KEYS}/groups/{{group_id}}/delete", method="POST")
 async def delete_group(visit: Visit) -> ViewResult:
     """Delete a group without keys."""
-    deleted, _ = await visit.submit(delete_key_group, fields={})
-    return deleted if isinstance(deleted, Refusal) else _done("The group is deleted.")
+    return await visit.act(delete_key_group, KEYS, "The group is deleted.")
 
 
 @view(f"{KEYS}/limits", method="POST")
 async def change_limits(visit: Visit) -> ViewResult:
     """Replace the limits of the whole account."""
-    done, _ = await visit.submit(set_limits, fields={"limits": _limits(visit)}, path={})
-    return done if isinstance(done, Refusal) else _done("The account's limits are set.")
+    return await visit.act(set_limits, KEYS, "The account's limits are set.", {"limits": _limits(visit)}, path={})
 
 
 def _of_form(key: ApiKeyBody) -> list[KeyLimit]:
@@ -222,7 +210,3 @@ def _terms(visit: Visit, kept: Sequence[dict[str, object]] = ()) -> dict[str, ob
         **({"group_id": form.get("group_id")} if "has_group" in form else {}),
         "max_credits_per_task": form.get("max_credits_per_task"),
     }
-
-
-def _done(text: str) -> Redirect:
-    return Redirect(KEYS, Message(text, is_failure=False))

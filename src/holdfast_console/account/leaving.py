@@ -6,7 +6,7 @@ from typing import Final
 from urllib.parse import urlencode
 
 from holdfast.http.endpoints.account import read_account
-from holdfast.http.endpoints.archives import request_archive
+from holdfast.http.endpoints.archives import ArchiveBody, request_archive
 from holdfast.http.endpoints.leaving import (
     ClosingBody,
     EmailBody,
@@ -42,15 +42,14 @@ async def new_email(visit: Visit) -> ViewResult:
 async def send_codes(visit: Visit) -> ViewResult:
     """Send a code to the account's address, and one to the new one."""
     email = visit.form.get("email", "")
-    sent, _ = await visit.submit(request_email_change, fields={"email": email})
+    sent = await visit.submit(request_email_change, EmailCodesSent, {"email": email})
     if isinstance(sent, Refusal):
         return sent
-    assert isinstance(sent, EmailCodesSent)
     text = f"A code is on its way to {visit.call.session.email}, and another to {email}."
     if sent.current.debug_otp and sent.new.debug_otp:
         text += f" Development shows them: {sent.current.debug_otp} and {sent.new.debug_otp}."
     query = urlencode({"email": email, "current": sent.current.otp_id, "new": sent.new.otp_id})
-    return Redirect(f"{EMAIL}?{query}", Message(text, is_failure=False))
+    return Redirect(f"{EMAIL}?{query}", Message(text))
 
 
 @view(f"{EMAIL}/confirm", method="POST")
@@ -61,18 +60,17 @@ async def confirm_email(visit: Visit) -> ViewResult:
         which: {"otp_id": form.get(f"{which}_id", ""), "otp": code_digits(form.get(f"{which}.otp", ""))}
         for which in ("current", "new")
     }
-    done, _ = await visit.submit(confirm_email_change, fields={"email": form.get("email", ""), **codes})
+    done = await visit.submit(confirm_email_change, EmailBody, {"email": form.get("email", ""), **codes})
     if isinstance(done, Refusal):
         return done
-    assert isinstance(done, EmailBody)
     text = f"You sign in with {done.email} from now on. All other sessions have ended."
-    return Redirect(SETTINGS, Message(text, is_failure=False))
+    return Redirect(SETTINGS, Message(text))
 
 
 @view(f"{SETTINGS}/archive", method="POST")
 async def ask_for_archive(visit: Visit) -> ViewResult:
     """Have an archive made."""
-    done, _ = await visit.submit(request_archive, fields={})
+    done = await visit.submit(request_archive, ArchiveBody)
     return done if isinstance(done, Refusal) else Redirect(f"{SETTINGS}#archive")
 
 
@@ -87,10 +85,9 @@ async def delete(visit: Visit) -> ViewResult:
     """Have the account deleted in seven days. All sessions end, this one too."""
     form = visit.form
     fields = {"email": form.get("email", ""), "forfeit_credit": "forfeit_credit" in form}
-    done, _ = await visit.submit(close_account, fields=fields)
+    done = await visit.submit(close_account, ClosingBody, fields)
     if isinstance(done, Refusal):
         return done
-    assert isinstance(done, ClosingBody)
     text = f"Your account will be deleted on {minute_text(done.closes_at)}. Sign in before then to keep it."
     headers = (ACCOUNT_COOKIE.end_header(visit.call.deps.settings),)
-    return Redirect(SIGN_IN, Message(text, is_failure=False), headers=headers)
+    return Redirect(SIGN_IN, Message(text), headers=headers)

@@ -71,28 +71,23 @@ async def run(visit: Visit) -> ViewResult:
         "input": input_of(model.input_schema, visit.form),
         "max_credits": visit.form.get("max_credits"),
     }
-    created, _ = await visit.submit(create_own_task, fields=fields, path={})
+    created = await visit.submit(create_own_task, TaskBody, fields, path={})
     if isinstance(created, Refusal):
         return created
-    assert isinstance(created, TaskBody)
     held = f"Up to {fields['max_credits']} credits are held for it." if fields["max_credits"] else ""
-    return Redirect(f"/account/tasks/{created.request_id}", Message(f"The task runs. {held}".strip(), False))
+    return Redirect(f"/account/tasks/{created.request_id}", Message(f"The task runs. {held}".strip()))
 
 
 @view(f"{PLAYGROUND}/files", method="POST", is_upload=True)
 async def upload(visit: Visit) -> ViewResult:
     """Store a file that was dropped on a field or chosen; the script writes its id into the field."""
-    stored, _ = await visit.submit(upload_own_file, fields={}, path={})
-    if isinstance(stored, Refusal):
-        return stored
-    assert isinstance(stored, FileBody)
-    return Html("uploaded.html", {"file": stored})
+    stored = await visit.submit(upload_own_file, FileBody, path={})
+    return stored if isinstance(stored, Refusal) else Html("uploaded.html", {"file": stored})
 
 
 async def _priced(visit: Visit, model: ModelDetails, given: Mapping[str, object]) -> dict[str, Any]:
-    quoted, _ = await visit.submit(quote, fields={"model": model.id, "input": given}, path={})
-    assert isinstance(quoted, QuoteBody | Refusal)
     body = {"model": model.id, "input": given}
+    quoted = await visit.submit(quote, QuoteBody, body, path={})
     return {"quoted": quoted, "samples": create_samples(visit.call.deps.urls.base, body)}
 
 

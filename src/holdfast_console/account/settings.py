@@ -7,8 +7,7 @@ from holdfast.http.endpoints.archives import ArchiveBody, read_archive
 from holdfast.http.kit.calls import Auth
 from holdfast.http.schemas.events import AlertsBody
 from holdfast.ledger.refusals import Refusal
-from holdfast_console.forms import Message
-from holdfast_console.rendering import Html, Redirect
+from holdfast_console.rendering import Html
 from holdfast_console.views import ViewResult, ViewTable, Visit
 
 SETTINGS = "/account/settings"
@@ -46,7 +45,4 @@ async def change_alerts(visit: Visit) -> ViewResult:
         "limit_share": current.limit_share,
         "email": "email" in visit.form,
     }
-    done, _ = await visit.submit(set_alerts, fields=fields)
-    return (
-        done if isinstance(done, Refusal) else Redirect(SETTINGS, Message("The alerts are set.", is_failure=False))
-    )
+    return await visit.act(set_alerts, SETTINGS, "The alerts are set.", fields)

@@ -10,7 +10,7 @@ from holdfast.http.endpoints.sign_in import request_code, sign_out, verify_code
 from holdfast.http.endpoints.tasks.following import stream_account
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.session_cookies import SessionCookie
-from holdfast.http.schemas.common import CodeSent, Verified
+from holdfast.http.schemas.common import CodeSent, SignedOutBody, Verified
 from holdfast.ledger.refusals import Refusal
 from holdfast_console.formats import code_digits, duration_text
 from holdfast_console.forms import FORM_BYTES_MAX, RETURN_FIELD, FormAttempt, Message, local_path
@@ -97,21 +97,19 @@ async def take_sign_in(visit: Visit) -> ViewResult:
     if "start" in form:
         return shown(otp_id="")
     if "otp" not in form or "resend" in form:
-        sent, _ = await visit.submit(request_code, fields={"email": email})
+        sent = await visit.submit(request_code, CodeSent, {"email": email})
         if isinstance(sent, Refusal):
             wait_s = sent.retry_after_s
             return shown(refusal=sent, resend_at=wait_s and now + timedelta(seconds=wait_s))
-        assert isinstance(sent, CodeSent)
         resend_at = now + timedelta(seconds=settings.otp_resend_s)
         return shown(otp_id=sent.otp_id, debug_otp=sent.debug_otp, resend_at=resend_at)
     code = code_digits(form["otp"])
-    begun, _ = await visit.submit(verify_code, fields={"email": email, "otp_id": otp_id, "otp": code})
+    begun = await visit.submit(verify_code, Verified, {"email": email, "otp_id": otp_id, "otp": code})
     if isinstance(begun, Refusal):
         return shown(refusal=begun)
-    assert isinstance(begun, Verified)
     headers = (ACCOUNT_COOKIE.header(begun.session.token, settings.session_ttl_s, settings),)
     if not kept:
-        message = Message(KEPT_ACCOUNT, is_failure=False) if begun.account_kept else None
+        message = Message(KEPT_ACCOUNT) if begun.account_kept else None
         return Redirect(return_to, message, headers=headers)
     await call.identify_session(begun.session.token)
     text = f"{KEPT_ACCOUNT} {SIGNED_IN_AGAIN}" if begun.account_kept else SIGNED_IN_AGAIN
@@ -122,10 +120,10 @@ async def take_sign_in(visit: Visit) -> ViewResult:
 @view(f"{ROOT}/sign-out", method="POST", auth=Auth.SESSION)
 async def leave(visit: Visit) -> ViewResult:
     """End the session."""
-    done, _ = await visit.submit(sign_out, fields={})
+    done = await visit.submit(sign_out, SignedOutBody)
     if isinstance(done, Refusal):
         return done
-    ended = Message("You are signed out.", is_failure=False)
+    ended = Message("You are signed out.")
     return Redirect(SIGN_IN, ended, headers=(ACCOUNT_COOKIE.end_header(visit.call.deps.settings),))
 
 

@@ -75,28 +75,23 @@ async def task(visit: Visit) -> ViewResult:
 @view(f"{ONE}/cancel", method="POST")
 async def cancel(visit: Visit) -> ViewResult:
     """Cancel a task."""
-    done, _ = await visit.submit(cancel_own_task, fields={})
-    if isinstance(done, Refusal):
-        return done
-    return Redirect(
-        f"{TASKS}/{visit.path['request_id']}", Message("The task is canceled and costs nothing.", False)
-    )
+    return await visit.act(cancel_own_task, _address(visit), "The task is canceled and costs nothing.")
 
 
 @view(f"{ONE}/retry", method="POST")
 async def retry(visit: Visit) -> ViewResult:
     """Run a task again, as a new one."""
-    done, _ = await visit.submit(retry_own_task, fields={})
+    done = await visit.submit(retry_own_task, TaskBody)
     if isinstance(done, Refusal):
         return done
-    assert isinstance(done, TaskBody)
-    return Redirect(f"{TASKS}/{done.request_id}", Message("The same task runs again.", False))
+    return Redirect(f"{TASKS}/{done.request_id}", Message("The same task runs again."))
 
 
 @view(f"{ONE}/results/delete", method="POST")
 async def delete_results(visit: Visit) -> ViewResult:
     """Delete the results of a task."""
-    done, _ = await visit.submit(delete_own_results, fields={})
-    if isinstance(done, Refusal):
-        return done
-    return Redirect(f"{TASKS}/{visit.path['request_id']}", Message("The results are deleted.", False))
+    return await visit.act(delete_own_results, _address(visit), "The results are deleted.")
+
+
+def _address(visit: Visit) -> str:
+    return f"{TASKS}/{visit.path['request_id']}"

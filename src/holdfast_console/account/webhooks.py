@@ -47,20 +47,18 @@ async def webhooks(visit: Visit) -> ViewResult:
 async def create(visit: Visit) -> ViewResult:
     """Create a webhook, and show it."""
     fields = {"url": visit.form.get("url", ""), "events": _chosen(visit)}
-    created, _ = await visit.submit(create_webhook, fields=fields, path={})
+    created = await visit.submit(create_webhook, WebhookBody, fields, path={})
     if isinstance(created, Refusal):
         return created
-    assert isinstance(created, WebhookBody)
-    return Redirect(f"{WEBHOOKS}/{created.webhook_id}", _done("The webhook is created. Send a test event to it."))
+    done = Message("The webhook is created. Send a test event to it.")
+    return Redirect(f"{WEBHOOKS}/{created.webhook_id}", done)
 
 
 @view(f"{WEBHOOKS}/rotate-secret", method="POST")
 async def rotate(visit: Visit) -> ViewResult:
     """Make a new signing secret; the one of before signs too for a day."""
-    rotated, _ = await visit.submit(rotate_webhook_secret, fields={}, path={})
-    if isinstance(rotated, Refusal):
-        return rotated
-    return Redirect(WEBHOOKS, _done("The secret is new. The one of before signs too for a day."))
+    text = "The secret is new. The one of before signs too for a day."
+    return await visit.act(rotate_webhook_secret, WEBHOOKS, text, path={})
 
 
 @view(ONE)
@@ -78,52 +76,40 @@ async def webhook(visit: Visit) -> ViewResult:
 async def change(visit: Visit) -> ViewResult:
     """Change where events are sent, and which."""
     fields = {"url": visit.form.get("url", ""), "events": _chosen(visit)}
-    changed, _ = await visit.submit(change_webhook, fields=fields)
-    return changed if isinstance(changed, Refusal) else _back(visit, "The webhook is changed.")
+    return await visit.act(change_webhook, _address(visit), "The webhook is changed.", fields)
 
 
 @view(f"{ONE}/enable", method="POST")
 async def enable(visit: Visit) -> ViewResult:
     """Enable a webhook, or disable it, which gives up the events that wait."""
     enabled = visit.form.get("enabled") == "true"
-    changed, _ = await visit.submit(change_webhook, fields={"enabled": enabled})
-    if isinstance(changed, Refusal):
-        return changed
-    return _back(visit, "Events are sent from now on." if enabled else "No event is sent any more.")
+    text = "Events are sent from now on." if enabled else "No event is sent any more."
+    return await visit.act(change_webhook, _address(visit), text, {"enabled": enabled})
 
 
 @view(f"{ONE}/test", method="POST")
 async def test(visit: Visit) -> ViewResult:
     """Send a test event."""
-    sent, _ = await visit.submit(test_webhook, fields={})
-    return (
-        sent
-        if isinstance(sent, Refusal)
-        else _back(visit, "A test event is on its way; see what came of it below.")
-    )
+    text = "A test event is on its way; see what came of it below."
+    return await visit.act(test_webhook, _address(visit), text)
 
 
 @view(f"{ONE}/deliveries/{{event_id}}/resend", method="POST")
 async def resend(visit: Visit) -> ViewResult:
     """Deliver an event again."""
-    sent, _ = await visit.submit(resend_delivery, fields={})
-    return sent if isinstance(sent, Refusal) else _back(visit, "The event is on its way again, under the same id.")
+    text = "The event is on its way again, under the same id."
+    return await visit.act(resend_delivery, _address(visit), text)
 
 
 @view(f"{ONE}/delete", method="POST")
 async def delete(visit: Visit) -> ViewResult:
     """Delete a webhook."""
-    deleted, _ = await visit.submit(delete_webhook, fields={})
-    return deleted if isinstance(deleted, Refusal) else Redirect(WEBHOOKS, _done("The webhook is deleted."))
+    return await visit.act(delete_webhook, WEBHOOKS, "The webhook is deleted.")
 
 
 def _chosen(visit: Visit) -> list[str]:
     return [each for each in SUBSCRIPTIONS if f"event.{each}" in visit.form]
 
 
-def _back(visit: Visit, text: str) -> Redirect:
-    return Redirect(f"{WEBHOOKS}/{visit.path['webhook_id']}", _done(text))
-
-
-def _done(text: str) -> Message:
-    return Message(text, is_failure=False)
+def _address(visit: Visit) -> str:
+    return f"{WEBHOOKS}/{visit.path['webhook_id']}"

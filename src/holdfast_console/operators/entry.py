@@ -20,7 +20,7 @@ from holdfast.http.schemas.common import CodeSent
 from holdfast.ledger.refusals import Refusal
 from holdfast_console.forms import local_path
 from holdfast_console.rendering import Html, Redirect, static_response
-from holdfast_console.views import ViewResult, ViewTable, Visit, route_of
+from holdfast_console.views import ViewResult, ViewTable, Visit
 
 SIGN_IN: Final = "/ops/sign-in"
 
@@ -60,7 +60,7 @@ async def sign_in(visit: Visit) -> ViewResult:
     handler = next((way for field, way in _WAYS if field in fields), None)
     if handler is None:
         return _page(return_to, failure="Fill in one of the forms.")
-    reply, headers = await visit.submit(route_of(handler), fields=fields)
+    reply, headers = await visit.submit_with_headers(handler, fields)
     match reply:
         case Refusal():
             return _page(return_to, failure=reply.message, code_for=fields.get("otp_id"), email=fields.get("email"))
@@ -72,7 +72,7 @@ async def sign_in(visit: Visit) -> ViewResult:
 @view("/ops/sign-out", method="POST")
 async def sign_out(visit: Visit) -> ViewResult:
     """End the session."""
-    reply, headers = await visit.submit(route_of(sign_operator_out), fields={})
+    reply, headers = await visit.submit_with_headers(sign_operator_out)
     return reply if isinstance(reply, Refusal) else Redirect(SIGN_IN, headers=headers)
 
 

@@ -29,7 +29,7 @@ def _action_of(route: Route) -> ViewHandler:
     async def act(visit: Visit) -> ViewResult:
         fields = visit.form
         return_to = local_path(fields.pop("return_to", ""), "/ops")
-        result, _ = await visit.submit(route, fields=fields)
+        result = await visit.submit(route, msgspec.Struct, fields)
         if isinstance(result, Refusal):
             return Redirect(return_to, Message(f"Not done: {result.message}", is_failure=True))
         assert route.action is not None
@@ -43,7 +43,7 @@ def _action_of(route: Route) -> ViewHandler:
 def _message_of(action: str, result: msgspec.Struct) -> Message:
     """Return what became of an action: of a provider's check, its steps; of others, that it was done."""
     if not isinstance(result, ProviderCheckBody):
-        return Message(f"Done: {words_of(action)}.", is_failure=False)
+        return Message(f"Done: {words_of(action)}.")
     steps = [
         f"{step.name}: {step.result} after {duration_text(step.duration_s)}, {step.detail}" for step in result.steps
     ]
