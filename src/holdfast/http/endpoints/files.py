@@ -98,20 +98,15 @@ async def upload_file(call: Call) -> Outcome:
     return file if isinstance(file, Refusal) else file_body(call.deps, file)
 
 
-@route(
-    "POST",
+upload_own_file = route.mirror(
+    route,
+    upload_file,
+    "upload_own_file",
     "/v2/control/files",
-    summary="Upload a file with a session: as the part `file` of a form, or as the whole body",
+    "Upload a file with a session: as the part `file` of a form, or as the whole body",
     auth=Auth.SESSION_OR_KEY,
     scope=FILES_WRITE,
-    files_max=1,
-    form_files={"file": "The file."},
-    reply=FileBody,
-    parameters=(DISPOSITION,),
 )
-async def upload_own_file(call: Call) -> Outcome:
-    """The type in the response is that of the file's first bytes, whatever its name or its sender say."""
-    return await upload_file(call)
 
 
 @route(
@@ -133,17 +128,14 @@ async def list_files(call: Call) -> Outcome:
     )
 
 
-@route(
-    "GET",
+list_own_files = route.mirror(
+    route,
+    list_files,
+    "list_own_files",
     "/v2/control/files",
-    summary="List the account's files with a session; newest first",
+    "List the account's files with a session; newest first",
     auth=Auth.SESSION,
-    reply=FileList,
-    parameters=PAGE,
 )
-async def list_own_files(call: Call) -> Outcome:
-    """Without those that have expired."""
-    return await list_files(call)
 
 
 @route(
@@ -201,17 +193,14 @@ async def remove_file(call: Call) -> Outcome:
     return await delete_own_file(call) or FileDeleted(file_id=call.path["file_id"], deleted=True)
 
 
-@route(
-    "DELETE",
+remove_own_file = route.mirror(
+    route,
+    remove_file,
+    "remove_own_file",
     "/v2/control/files/{file_id}",
-    summary="Delete a file with a session; providers of unfinished tasks that name it can fetch it until these end",
+    "Delete a file with a session; providers of unfinished tasks that name it can fetch it until these end",
     auth=Auth.SESSION,
-    reply=FileDeleted,
-    errors=("file_not_found",),
 )
-async def remove_own_file(call: Call) -> Outcome:
-    """Its content is removed later, unless another file or a result has the same."""
-    return await remove_file(call)
 
 
 async def _linked_file(call: Call) -> FileRow | Refusal:

@@ -7,6 +7,7 @@ generates the document and its examples). There is no other list of endpoints.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -194,3 +195,23 @@ class RouteTable:
             return handler
 
         return declare
+
+    def mirror(
+        self, of: RouteTable, handler: Handler, name: str, path: str, summary: str, **changed: Any
+    ) -> Handler:
+        """Declare a route that does what another one ``of`` a table does, by this table's credential.
+
+        Return its handler, which has the name and, as ``description``, may have words of its own. What else is
+        ``changed`` of the declaration is given by name.
+        """
+        [route] = [each for each in of.routes if each.handler is handler]
+
+        @functools.wraps(handler)
+        async def mirroring(call: Call) -> Outcome:
+            return await handler(call)
+
+        mirroring.__name__ = name
+        mirroring.__doc__ = changed.pop("description", handler.__doc__)
+        fields: dict[str, Any] = {**self._usual, "path": path, "summary": summary, **changed}
+        self.routes.append(replace(route, **fields, handler=mirroring))
+        return mirroring

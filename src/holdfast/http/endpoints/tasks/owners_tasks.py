@@ -5,101 +5,50 @@ A task that is created so has no ``api_key_id``; the limits of the account count
 
 from __future__ import annotations
 
-from holdfast.http.endpoints.tasks.media_tasks import (
-    cancel_task,
-    create_task,
-    delete_results,
-    list_tasks,
-    read_task,
-    retry_task,
-)
-from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import API_KEY_ID, END_USER, METADATA, MODEL, PAGE, STATUS
-from holdfast.http.kit.responses import IF_NONE_MATCH, NOT_MODIFIED
-from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
-from holdfast.http.kit.waiting import PREFER, WAIT
-from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskBounds, TaskList
-from holdfast.http.services.tasks import CREATE_ERRORS
+from functools import partial
+from typing import Final
+
+from holdfast.http.endpoints.tasks import media_tasks
+from holdfast.http.kit.calls import Auth
+from holdfast.http.kit.routes import RouteTable
 
 route = RouteTable("Tasks", auth=Auth.SESSION)
 
+TASKS: Final = "/v2/control/tasks"
+ONE: Final = f"{TASKS}/{{request_id}}"
+_mirror: Final = partial(route.mirror, media_tasks.route)
 
-@route(
-    "POST",
-    "/v2/control/tasks",
-    is_kept=False,
-    summary="Create a task with a session; as with an API key",
-    body=CreateTaskRequest,
-    takes_input=True,
-    reply=TaskBody,
-    parameters=(WAIT, PREFER, IDEMPOTENCY_KEY),
-    errors=(*CREATE_ERRORS, "quote_expired", "quote_mismatch"),
+create_own_task = _mirror(
+    media_tasks.create_task,
+    "create_own_task",
+    TASKS,
+    "Create a task with a session; as with an API key",
+    description="It has no `api_key_id`: of limits only those of the account count.",
 )
-async def create_own_task(call: Call) -> Outcome:
-    """It has no `api_key_id`: of limits only those of the account count."""
-    return await create_task(call)
-
-
-@route(
-    "GET",
-    "/v2/control/tasks",
-    summary="List the account's tasks with a session; newest first",
-    reply=TaskList,
-    parameters=(STATUS, MODEL, API_KEY_ID, END_USER, METADATA, *PAGE),
+list_own_tasks = _mirror(
+    media_tasks.list_tasks, "list_own_tasks", TASKS, "List the account's tasks with a session; newest first"
 )
-async def list_own_tasks(call: Call) -> Outcome:
-    """Tasks of the account, whichever of its keys created them."""
-    return await list_tasks(call)
-
-
-@route(
-    "GET",
-    "/v2/control/tasks/{request_id}",
-    summary="Retrieve a task with a session; the links to its results are signed for this response",
-    reply=TaskBody,
-    media=(NOT_MODIFIED,),
-    parameters=(WAIT, PREFER, IF_NONE_MATCH),
-    errors=("task_not_found", "rate_limit_exceeded", "overloaded"),
+read_own_task = _mirror(
+    media_tasks.read_task,
+    "read_own_task",
+    ONE,
+    "Retrieve a task with a session; the links to its results are signed for this response",
 )
-async def read_own_task(call: Call) -> Outcome:
-    """It has ended if its status is `succeeded`, `failed` or `canceled`."""
-    return await read_task(call)
-
-
-@route(
-    "POST",
-    "/v2/control/tasks/{request_id}/retry",
-    is_kept=False,
-    summary="Retry an ended task with a session: as a new task, at the current price",
-    body=TaskBounds,
-    reply=TaskBody,
-    parameters=(WAIT, PREFER, IDEMPOTENCY_KEY),
-    errors=("task_not_found", "task_not_terminal", "task_input_expired", *CREATE_ERRORS),
+retry_own_task = _mirror(
+    media_tasks.retry_task,
+    "retry_own_task",
+    f"{ONE}/retry",
+    "Retry an ended task with a session: as a new task, at the current price",
 )
-async def retry_own_task(call: Call) -> Outcome:
-    """The original does not change; the new task names it in `retry_of`."""
-    return await retry_task(call)
-
-
-@route(
-    "POST",
-    "/v2/control/tasks/{request_id}/cancel",
-    summary="Cancel a task with a session; its whole hold is released",
-    reply=TaskBody,
-    errors=("task_not_found", "task_already_terminal"),
+cancel_own_task = _mirror(
+    media_tasks.cancel_task,
+    "cancel_own_task",
+    f"{ONE}/cancel",
+    "Cancel a task with a session; its whole hold is released",
 )
-async def cancel_own_task(call: Call) -> Outcome:
-    """The first to commit wins, the cancel or the result; the response shows which."""
-    return await cancel_task(call)
-
-
-@route(
-    "DELETE",
-    "/v2/control/tasks/{request_id}/results",
-    summary="Delete the results of an ended task with a session; what it cost stays",
-    reply=TaskBody,
-    errors=("task_not_found", "task_not_terminal"),
+delete_own_results = _mirror(
+    media_tasks.delete_results,
+    "delete_own_results",
+    f"{ONE}/results",
+    "Delete the results of an ended task with a session; what it cost stays",
 )
-async def delete_own_results(call: Call) -> Outcome:
-    """Their links stop working at once. Content is removed later, unless another result or file has the same."""
-    return await delete_results(call)
