@@ -32,9 +32,10 @@ from holdfast.persistence.queries.credentials import SessionRecord, find_session
 from holdfast.persistence.queries.moves import (
     Away,
     FoundEmail,
+    FoundMoves,
     find_departed,
     find_email,
-    has_arrived,
+    find_moves_of_place,
     has_departed_since,
 )
 from holdfast.persistence.queries.orders import NamedOrder
@@ -85,13 +86,13 @@ class OneOrder:
         self.order = order
         self.has_departed = False
 
-    async def read(self, query: object) -> NamedOrder | FoundEmail | bool | None:
+    async def read(self, query: object) -> NamedOrder | FoundEmail | FoundMoves | bool | None:
         if isinstance(query, partial) and query.func is has_departed_since:
             return self.has_departed
         if isinstance(query, partial) and query.func is find_email:
             return FoundEmail(is_here=False)
-        if isinstance(query, partial) and query.func is has_arrived:
-            return False
+        if isinstance(query, partial) and query.func is find_moves_of_place:
+            return FoundMoves()
         return self.order
 
 
@@ -300,9 +301,8 @@ class Moves:
 
     async def read(self, query: object) -> object:
         assert isinstance(query, partial)
-        if query.func is has_arrived:
-            return self.has_arrived
-        return FoundEmail(is_here=False, away=self.away) if query.func is find_email else self.away
+        moves = FoundMoves(self.away, self.has_arrived)
+        return FoundEmail(is_here=False, moves=moves) if query.func is find_email else moves
 
     async def run(self, *lookups: Lookup[Any, Any]) -> None:
         for lookup in lookups:

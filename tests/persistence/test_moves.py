@@ -40,10 +40,9 @@ from holdfast.persistence.queries.books import revenue, trial_balance
 from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.queries.moves import (
     Away,
-    find_away,
-    find_email_away,
+    find_moves_of_email,
+    find_moves_of_place,
     find_unreachable,
-    has_arrived,
     has_departed_since,
 )
 from holdfast.persistence.records.move_tables import AccountMove
@@ -142,8 +141,8 @@ def rows_of(rows: Connection, account_id: str) -> dict[str, list[str]]:
 
 def where_is(rows: Connection, account_id: str) -> tuple[Away | None, bool]:
     with rows.begin():
-        by_email = find_email_away(rows, f"{account_id}@example.com")
-        return find_away(rows, place_of(account_id)), by_email is not None
+        by_email = find_moves_of_email(rows, f"{account_id}@example.com").away
+        return find_moves_of_place(rows, place_of(account_id)).away, by_email is not None
 
 
 def accounts_of(rows: Connection) -> list[str]:
@@ -452,12 +451,12 @@ def test_what_does_not_cancel_between_cells_is_found(cells: Cells) -> None:
     assert cells.differences()[1].startswith("account acct_ada was moved to cell 2 at ")
     assert cells.differences()[1].endswith(", which does not know of it: the database there may be older than that")
     with cells.target.begin():
-        assert not has_arrived(cells.target, place=move.place)
+        assert not find_moves_of_place(cells.target, move.place).has_arrived
     with cells.source.begin():
         cells.source.execute(text("update account_moves set direction = 'in', state = 'arrived'"))
-        assert has_arrived(cells.source, place=move.place)
-        assert has_arrived(cells.source, email="acct_ada@example.com")
-        assert not has_arrived(cells.source, email="acct_bob@example.com")
+        assert find_moves_of_place(cells.source, move.place) == (None, True)
+        assert find_moves_of_email(cells.source, "acct_ada@example.com").has_arrived
+        assert not find_moves_of_email(cells.source, "acct_bob@example.com").has_arrived
     assert cells.differences()[1].startswith("account acct_ada came from cell 2 at ")
 
 

@@ -14,7 +14,7 @@ from holdfast.ledger.cells import Cell, Cells
 from holdfast.ledger.ids import place_carried_by, place_of
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.belonging import what_belongs_to
-from holdfast.persistence.queries.moves import Away, find_away, find_email_away
+from holdfast.persistence.queries.moves import FoundMoves, find_moves_of_email, find_moves_of_place
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast_console.rendering import Html
 from holdfast_console.views import ViewResult, ViewTable, Visit
@@ -46,18 +46,18 @@ async def cells_elsewhere(visit: Visit, sought: str) -> Sequence[Cell]:
 
 
 def _elsewhere(rows: Connection, cells: Cells, sought: str) -> Sequence[Cell]:
-    away: Away | None = None
+    moves: FoundMoves
     if "@" in sought:
         email = read_email(sought)
         if isinstance(email, Refusal):
             return ()
-        found, away = cells.of_email(email), find_email_away(rows, email)
+        found, moves = cells.of_email(email), find_moves_of_email(rows, email)
     elif sought.startswith(("acct_", *CARRYING)):
         place = place_carried_by(sought) if sought.startswith(CARRYING) else place_of(sought)
-        found, away = cells.of_place(place), find_away(rows, place)
+        found, moves = cells.of_place(place), find_moves_of_place(rows, place)
     else:
         return ()
-    moved_to = None if away is None else cells.of_number(away.cell)
+    moved_to = None if moves.away is None else cells.of_number(moves.away.cell)
     others = dict.fromkeys(found if moved_to is None else (moved_to, *found))
     others.pop(cells.own, None)
     if not others or what_belongs_to(rows, sought, digits=None, key_prefix=None).email is not None:

@@ -17,7 +17,7 @@ from holdfast.actors.sign_in.messages import GiveAddress
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.ledger.cells import Cell
-from holdfast.persistence.queries.moves import find_away, find_email, has_arrived
+from holdfast.persistence.queries.moves import find_email, find_moves_of_place
 
 log = structlog.get_logger(__name__)
 
@@ -66,15 +66,14 @@ async def require_here(deps: Dependencies, request: HoldfastRequest, place: int)
     """
     if deps.cells is None or request.is_settled:
         return
-    away = await deps.database.read(partial(find_away, place=place))
+    away, has_arrived = await deps.database.read(partial(find_moves_of_place, place=place))
     if away is not None and away.is_closed:
         raise AccountAway("an account of the place is closed for a move")
     if away is not None:
         raise_moved(deps, request, away.cell)
-    arrived = await deps.database.read(partial(has_arrived, place=place))
-    if arrived and not request.has_looked_again:
+    if has_arrived and not request.has_looked_again:
         raise LookAgain
-    if request.hop == Hop.MOVED and not arrived:
+    if request.hop == Hop.MOVED and not has_arrived:
         raise _missing(request)
     if request.hop >= Hop.MISSED:
         raise NotHere
@@ -97,12 +96,13 @@ async def require_email(deps: Dependencies, request: HoldfastRequest, email: str
     found = await deps.database.read(partial(find_email, email=email))
     if found.is_here:
         return
-    if found.away is not None:
-        if found.away.is_closed or request.is_settled:
+    away = found.moves.away
+    if away is not None:
+        if away.is_closed or request.is_settled:
             raise AccountAway("the account of the address is closed for a move")
-        raise_moved(deps, request, found.away.cell)
+        raise_moved(deps, request, away.cell)
     if request.hop == Hop.MOVED:
-        if not await deps.database.read(partial(has_arrived, email=email)):
+        if not found.moves.has_arrived:
             raise _missing(request)
     else:
         await _require_unknown_email(deps, request, email, found.given_to, gives=gives)

@@ -21,26 +21,43 @@ class Away(NamedTuple):
     is_closed: bool
 
 
+class FoundMoves(NamedTuple):
+    """Where the accounts of a place, or of an e-mail address, are that were moved away, and if one ever came here.
+
+    All that are away are in one cell.
+    """
+
+    away: Away | None = None
+    has_arrived: bool = False
+
+
 class FoundEmail(NamedTuple):
-    """Whether an e-mail address has an account here, or where it is, or the cell that would open one."""
+    """Whether an e-mail address has an account here, or its moves, or the cell that would open one."""
 
     is_here: bool
-    away: Away | None = None
+    moves: FoundMoves = FoundMoves()
     given_to: int | None = None
 
 
 _AWAY = account_moves.c.state.in_(("closed", "moved"))
 
 
-def find_away(rows: Connection, place: int) -> Away | None:
-    """Return where the accounts of a place are that were moved away; None if all are here.
+def find_moves_of_place(rows: Connection, place: int) -> FoundMoves:
+    """Return what is known of the moves of a place's accounts."""
+    return _moves(rows, account_moves.c.place == place)
 
-    They are all in one cell.
-    """
-    found = rows.execute(
-        select(account_moves.c.cell, account_moves.c.state).where(account_moves.c.place == place, _AWAY)
-    ).all()
-    return Away(found[0].cell, any(row.state == "closed" for row in found)) if found else None
+
+def find_moves_of_email(rows: Connection, email: str) -> FoundMoves:
+    """Return what is known of the moves of an e-mail address's accounts."""
+    return _moves(rows, account_moves.c.email_sha256 == sha256_of_email(email))
+
+
+def _moves(rows: Connection, named: ColumnElement[bool]) -> FoundMoves:
+    known = account_moves.c.state.in_(("closed", "moved", "arrived"))
+    found = rows.execute(select(account_moves.c.cell, account_moves.c.state).where(named, known)).all()
+    away = [row for row in found if row.state != "arrived"]
+    is_closed = any(row.state == "closed" for row in away)
+    return FoundMoves(Away(away[0].cell, is_closed) if away else None, len(away) < len(found))
 
 
 def find_departed(rows: Connection, account_ids: Sequence[str]) -> dict[str, Away]:
@@ -48,20 +65,6 @@ def find_departed(rows: Connection, account_ids: Sequence[str]) -> dict[str, Awa
     query = select(account_moves.c.account_id, account_moves.c.cell, account_moves.c.state)
     found = rows.execute(query.where(account_moves.c.account_id.in_(account_ids), _AWAY))
     return {row.account_id: Away(row.cell, row.state == "closed") for row in found}
-
-
-def find_email_away(rows: Connection, email: str) -> Away | None:
-    """Return where the account of an e-mail address is that was moved away; None if none was."""
-    query = select(account_moves.c.cell, account_moves.c.state)
-    found = rows.execute(query.where(account_moves.c.email_sha256 == sha256_of_email(email), _AWAY)).first()
-    return None if found is None else Away(found.cell, found.state == "closed")
-
-
-def has_arrived(rows: Connection, *, place: int | None = None, email: str | None = None) -> bool:
-    """Whether an account of a place, or of an e-mail address, has ever come here from another cell."""
-    moves = account_moves.c
-    named = moves.place == place if email is None else moves.email_sha256 == sha256_of_email(email)
-    return rows.scalar(select(exists().where(moves.state == "arrived", named))) is True
 
 
 def is_email_elsewhere(email: str) -> ColumnElement[bool]:
@@ -84,7 +87,7 @@ def find_email(rows: Connection, email: str) -> FoundEmail:
     is_here = rows.scalar(select(accounts.c.id).where(accounts.c.email == email)) is not None
     if is_here:
         return FoundEmail(is_here)
-    return FoundEmail(is_here, find_email_away(rows, email), cell_given_email(rows, email))
+    return FoundEmail(is_here, find_moves_of_email(rows, email), cell_given_email(rows, email))
 
 
 def has_departed_since(rows: Connection, since: timedelta) -> bool:
