@@ -14,7 +14,7 @@ from holdfast.ledger.cells import Cell, Cells
 from holdfast.ledger.ids import place_carried_by, place_of
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.belonging import what_belongs_to
-from holdfast.persistence.queries.moves import FoundMoves, find_moves_of_email, find_moves_of_place
+from holdfast.persistence.queries.moves import find_moves_of_email, find_moves_of_place
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast_console.rendering import Html
 from holdfast_console.views import ViewResult, ViewTable, Visit
@@ -46,7 +46,6 @@ async def cells_elsewhere(visit: Visit, sought: str) -> Sequence[Cell]:
 
 
 def _elsewhere(rows: Connection, cells: Cells, sought: str) -> Sequence[Cell]:
-    moves: FoundMoves
     if "@" in sought:
         email = read_email(sought)
         if isinstance(email, Refusal):
