@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from tests.clients import refused
+from sqlalchemy import text
+from tests.clients import ok, refused
 
 from holdfast.actors.account.messages import CreateTask, TaskAccepted
 from holdfast.http.kit.sending import SendRate
@@ -128,12 +129,27 @@ async def test_only_the_owner_can_resend_an_event(api: Api) -> None:
     assert len(events.sent_again) == 1
 
 
-async def test_events_are_sent_again_and_tested_at_a_rate(api: Api) -> None:
-    """Each is a request to an address that anybody may name."""
-    event_id, own = await plant(api)
+async def add_webhook(api: Api) -> None:
+    """Write the webhook ``wh_1``."""
     webhook = {"webhook_id": "wh_1", "url": URL, "events": ["*"], "enabled": True}
     times = {"created_at": api.now, "updated_at": api.now}
     await api.write(tables.webhooks.insert().values(account_id=api.account_id, **webhook, **times))
+
+
+@pytest.mark.parametrize("value", ["infinity", "-infinity"])
+async def test_a_time_that_cannot_be_read_closes_no_list_of_deliveries(api: Api, value: str) -> None:
+    unreadable, other = await plant(api, webhook_id="wh_1")
+    await add_webhook(api)
+    await api.write(text(f"update outbox set created_at = '{value}' where event_id = '{unreadable}'"))
+    found = ok(await api.as_session("GET", "/v2/control/webhooks/wh_1/deliveries"))
+    assert [each["event_id"] for each in found["data"]] == [other]
+    assert found["unreadable"] == [unreadable]
+
+
+async def test_events_are_sent_again_and_tested_at_a_rate(api: Api) -> None:
+    """Each is a request to an address that anybody may name."""
+    event_id, own = await plant(api)
+    await add_webhook(api)
     await api.write(
         tables.outbox.update()
         .where(tables.outbox.c.event_id == event_id)

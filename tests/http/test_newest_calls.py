@@ -61,6 +61,52 @@ async def test_a_time_that_cannot_be_read_is_named_by_its_list(api: Api, listed:
         assert (found["unreadable"], len(found["data"])) == ([row_id], 1)
 
 
+POISON = (
+    "insert into poison_messages (poison_id, group_name, key, message_type, body_mac, state, first_at, last_at, "
+    "crashes, reason_type, reason, incarnation, replays) select 'poi_' || n, 'accounts', 'acct_1', 'Ask', "
+    "decode(to_hex(n + 16), 'hex'), 'kept', now(), now(), 1, 'ValueError', 'no', 1, 0 from generate_series(1, 2) n"
+)
+SPENT = (
+    "insert into operations select 'op_' || id, id, 90, 'capture', 1000000, 0, 0, null, 'task_1', 'captured', "
+    "now(), '\\x00' from accounts"
+)
+CHANGES = (
+    "insert into account_changes (account_id, at, what, change_id) select id, now(), 'limits_set', 'chg_' || n "
+    "from accounts, generate_series(1, 2) n"
+)
+
+
+CLOSING = "update accounts set closes_at = now()"
+
+
+@pytest.mark.parametrize("value", ["infinity", "-infinity"])
+@pytest.mark.parametrize(
+    "listed",
+    [
+        ("poison", POISON, "poison_messages set first_at = '{}' where poison_id = 'poi_1'", "poi_1"),
+        ("closing-accounts", CLOSING, "accounts set closes_at = '{}' where id = '{id}'", "{id}"),
+        ("all-accounts?order=spent&days=30", SPENT, "accounts set created_at = '{}' where id = '{id}'", "{id}"),
+    ],
+    ids=["poison", "closings", "spend"],
+)
+async def test_a_time_that_cannot_be_read_closes_no_list_of_operators(
+    api: Api, listed: tuple[str, str, str, str], value: str
+) -> None:
+    path, planted, damage, unreadable = listed
+    await api.write(text(planted))
+    await api.write(text(f"update {damage.format(value, id=api.other_account_id)}"))
+    found = await read(api, path)
+    assert (found["unreadable"], len(found["data"])) == ([unreadable.format(id=api.other_account_id)], 1)
+
+
+@pytest.mark.parametrize("value", ["infinity", "-infinity"])
+async def test_a_time_that_cannot_be_read_closes_no_history(api: Api, value: str) -> None:
+    await api.write(text(CHANGES))
+    await api.write(text(f"update account_changes set at = '{value}' where change_id = 'chg_1'"))
+    found = ok(await api.as_session("GET", "/v2/control/history"))
+    assert (found["unreadable"], len(found["data"])) == (["chg_1"], 1)
+
+
 async def test_tasks_of_every_status_are_listed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         await api.add_task(api.task(f"task_{number}"))

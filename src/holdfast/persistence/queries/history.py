@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Final, Unpack
 
-from sqlalchemy import Connection, bindparam
+from sqlalchemy import Connection
 
 from holdfast.persistence.queries.paging import AccountPageOptions, page_of_account
 from holdfast.persistence.records.rows import AccountChangeRow
@@ -13,9 +13,7 @@ from holdfast.persistence.records.table_base import selected
 from holdfast.persistence.records.tables import account_changes
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_rows
 
-_CHANGES: Final = selected(account_changes, AccountChangeRow.__struct_fields__).where(
-    account_changes.c.account_id == bindparam("account_id")
-)
+_CHANGES: Final = selected(account_changes, AccountChangeRow.__struct_fields__)
 
 
 def changes_of_account(

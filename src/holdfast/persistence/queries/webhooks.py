@@ -19,7 +19,6 @@ _WEBHOOK: Final = selected(tables.webhooks, WebhookRow.__struct_fields__)
 _OF_ACCOUNT: Final = _WEBHOOK.where(tables.webhooks.c.account_id == bindparam("account_id")).order_by(
     tables.webhooks.c.created_at.desc(), tables.webhooks.c.webhook_id.desc()
 )
-_DELIVERIES: Final = EVENT.where(tables.outbox.c.account_id == bindparam("account_id"))
 _ALERTS: Final = msgspec.json.Decoder(Alerts)
 
 
@@ -51,13 +50,16 @@ def deliveries_of_webhook(
 ) -> list[EventRecord | UnreadableEntry]:
     """Return a page of the events for a webhook of an account, named by the filter ``webhook_id``."""
     order = (tables.outbox.c.created_at, tables.outbox.c.event_id)
-    return listed_with_attempts(rows, page_of_account(rows, _DELIVERIES, order, account_id, **options))
+    return listed_with_attempts(rows, page_of_account(rows, EVENT, order, account_id, **options))
 
 
 def delivery_of_webhook(rows: Connection, account_id: str, webhook_id: str, event_id: str) -> EventRecord | None:
     """Return an event for a webhook; None if it has no such event."""
-    query = _DELIVERIES.where(tables.outbox.c.webhook_id == webhook_id, tables.outbox.c.event_id == event_id)
-    found = with_attempts(rows, rows.execute(query, {"account_id": account_id}).all())
+    columns = tables.outbox.c
+    query = EVENT.where(
+        columns.account_id == account_id, columns.webhook_id == webhook_id, columns.event_id == event_id
+    )
+    found = with_attempts(rows, rows.execute(query).all())
     return found[0] if found else None
 
 
