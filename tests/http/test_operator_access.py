@@ -21,6 +21,7 @@ from holdfast.actors.task.messages import TaskReply
 from holdfast.http.app import ROUTES
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.fair_shares import TokenTries
+from holdfast.http.kit.operators import UNCONFIRMED
 from holdfast.http.kit.routes import is_for_operators
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import (
@@ -36,6 +37,7 @@ from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.telemetry.reports.report import in_words
 from holdfast.telemetry.scrubbing import scrub
 
+from .fake_rows import AwayRows
 from .test_operator_calls import frozen
 
 if TYPE_CHECKING:
@@ -476,6 +478,27 @@ async def test_the_result_of_an_action_is_written_however_slow_the_database_is(
     made = await stage.call("POST", "/ops/api/coupons", json=coupon, headers=bearer(stage))
     assert made.status_code == 200
     assert written == [None, "done"]
+
+
+async def test_who_signs_in_while_the_database_is_away_is_served_until_it_is_back(api: Api) -> None:
+    async def away(_change: object) -> None:
+        raise DatabaseAway("gone", retry_after_s=1.0)
+
+    database = api.deps.database
+    api.change(database=AwayRows(), write_record=away)
+    cookie, csrf_token = await sign_in(api)
+    path = "/ops/api/session"
+    session = (await api.call("GET", path, headers=cookie)).json()
+    assert (session["operator"], session["role"], session["csrf_token"]) == ("operator-token", "act", csrf_token)
+    name, _, value = cookie["Cookie"].partition("=")
+    begun, rest = value.split(".", 1)
+    later = {**cookie, "Cookie": f"{name}={int(begun) + 60}.{rest}"}
+    refused(await api.call("GET", path, headers=later), 503, "temporarily_unavailable")
+    now = api.deps.now()
+    api.change(now=lambda: now + UNCONFIRMED)
+    refused(await api.call("GET", path, headers=cookie), 401, "session_expired")
+    api.change(database=database, now=lambda: now)
+    refused(await api.call("GET", path, headers=cookie), 401, "invalid_session")
 
 
 async def test_an_urgent_action_does_not_wait_for_a_database_that_is_away(

@@ -25,8 +25,10 @@ from holdfast.http.kit.operators import (
     Operator,
     cookie_mac,
     new_session,
+    new_unstored_session,
     operator_of,
     refuse_cross_origin,
+    unstored_session,
 )
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
@@ -111,7 +113,8 @@ async def _count_wrong_token(deps: Dependencies, origin: str) -> Refusal:
 
 
 async def session_of(deps: Dependencies, cookie: str, origin: str) -> OperatorSession | Refusal:
-    """Return the session of a cookie; while the database is away, one that this process has lately found valid.
+    """Return the session of a cookie; while the database is away, one that this process has lately found valid, or
+    that began meanwhile.
 
     Refuses: 1. ``invalid_session``; 2. ``session_expired``; 3. ``account_disabled``.
     """
@@ -124,9 +127,9 @@ async def session_of(deps: Dependencies, cookie: str, origin: str) -> OperatorSe
             lambda: deps.database.read(lambda rows: session_by_mac(rows, mac)),
         )
     except (DatabaseAway, Overloaded):
-        if seen is None:
+        session = seen or unstored_session(cookie, deps.settings)
+        if session is None:
             raise
-        session = seen
     else:
         deps.access.seen_sessions.note(mac, session, now)
     if session is None or session.ended_at is not None:
@@ -147,14 +150,17 @@ async def begin_session(deps: Dependencies, name: str, origin: str) -> tuple[str
 
 
 async def sign_in_by_token(deps: Dependencies, token: str, origin: str) -> tuple[str, OperatorSession] | Refusal:
-    """Begin a session with the operators' token, as :func:`begin_session` does.
+    """Begin a session with the operators' token; while the database is away, one that is valid until it is back.
 
     Refuses a wrong one with ``invalid_credentials``, or ``sign_in_locked`` after too many, and raises the faults of
     an ask for it. The right one asks no actor: an operator who has paused the sign-ins must be able to resume them.
     """
     if not await _is_right(deps, token, origin):
         return await _count_wrong_token(deps, origin)
-    return await begin_session(deps, TOKEN_OPERATOR, origin)
+    try:
+        return await begin_session(deps, TOKEN_OPERATOR, origin)
+    except DatabaseAway:
+        return new_unstored_session(deps.now(), deps.settings)
 
 
 async def end_session(deps: Dependencies, cookie: str) -> None:

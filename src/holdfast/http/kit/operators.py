@@ -14,7 +14,7 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections import OrderedDict
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -33,6 +33,10 @@ TOKEN_OPERATOR: Final = "operator-token"  # noqa: S105 - a name
 
 NOT_AN_OPERATOR: Final = Refusal(code="insufficient_role", message="The account is not an operator's.")
 MAY_ONLY_READ: Final = Refusal(code="insufficient_role", message="This operator may read, but not act.")
+
+
+UNCONFIRMED: Final = timedelta(minutes=15)
+"""How long a session is valid that the database cannot confirm, because it is away."""
 
 
 class Operator(NamedTuple):
@@ -73,6 +77,27 @@ def new_session(name: str, origin: str, at: datetime, settings: Settings) -> tup
     return cookie, OperatorSession(cookie_mac(cookie, settings), name, origin, at, expires_at)
 
 
+def new_unstored_session(at: datetime, settings: Settings) -> tuple[str, OperatorSession]:
+    """Return a new cookie, and the session of the operators' token that it proves by itself, without a row."""
+    text = f"{at.timestamp():.0f}.{secrets.token_urlsafe(16)}"
+    cookie = f"{text}.{_proof_of(text, settings)}"
+    return cookie, OperatorSession(cookie_mac(cookie, settings), TOKEN_OPERATOR, "", at, at + UNCONFIRMED)
+
+
+def unstored_session(cookie: str, settings: Settings) -> OperatorSession | None:
+    """Return the session that a cookie proves by itself, if it does."""
+    text, _, proof = cookie.rpartition(".")
+    if not hmac.compare_digest(proof, _proof_of(text, settings)):
+        return None
+    at = datetime.fromtimestamp(int(text.partition(".")[0]), UTC)
+    return OperatorSession(cookie_mac(cookie, settings), TOKEN_OPERATOR, "", at, at + UNCONFIRMED)
+
+
+def _proof_of(text: str, settings: Settings) -> str:
+    key = settings.derived_key("operators' sessions without rows " + settings.operator_token)
+    return hmac.digest(key, text.encode(), "sha256").hex()
+
+
 def cookie_mac(cookie: str, settings: Settings) -> bytes:
     """Return what the database has of a cookie. Its key changes with the operators' token."""
     key = settings.derived_key("operators' sessions " + settings.operator_token)
@@ -84,8 +109,6 @@ class SeenSessions:
 
     An operator who watches an outage must not be signed out by it.
     """
-
-    VALID_FOR: Final = timedelta(minutes=15)
 
     def __init__(self, *, entries_max: int = 1_000) -> None:
         self._entries_max = entries_max
@@ -102,7 +125,7 @@ class SeenSessions:
     def get(self, mac: bytes, now: datetime) -> OperatorSession | None:
         """Return a session that was confirmed lately."""
         session, at = self._seen.get(mac, (None, now))
-        return session if now - at <= self.VALID_FOR else None
+        return session if now - at <= UNCONFIRMED else None
 
 
 CROSS_ORIGIN: Final = Refusal(
