@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import sys
 import tempfile
 from collections import Counter
@@ -22,7 +21,7 @@ import httpx2
 
 import holdfast
 from benchmarks.conditions import fresh_database, print_figures
-from benchmarks.servers import BODY, api_keys, free_port, process, service_settings
+from benchmarks.servers import BODY, api_keys, free_port, process, service_settings, silent_provider
 from holdfast.commands.cli import main as holdfast_main
 from holdfast.sockets.connected import ConnectedSocket
 
@@ -65,8 +64,7 @@ def install() -> None:
 def count_creates(folder: Path, database_url: str) -> Counter[str]:
     """Return how often a create calls each function: the round with the fewest calls, of many."""
     port, results = free_port(), folder / "calls"
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        provider_url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+    with silent_provider() as provider_url:
         settings = service_settings(
             folder, database_url=database_url, port=port, provider_url=provider_url, slots=1
         )

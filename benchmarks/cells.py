@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import socket
 import statistics
 import subprocess
 import sys
@@ -43,6 +42,7 @@ from benchmarks.servers import (
     owners,
     process,
     service_settings,
+    silent_provider,
 )
 from holdfast.ledger.ids import place_carried_by
 from holdfast.persistence.server.migrate import migrate
@@ -238,10 +238,9 @@ def main() -> None:
     with (
         fresh_database() as (url, folder),
         tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name,
-        socket.create_server(("127.0.0.1", 0)) as silent,
+        silent_provider() as provider_url,
     ):
         print(describe(folder, options), flush=True)
-        provider_url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with running_cells(url, Path(name), provider_url, options.accounts) as cells:
             compare_cpu(cells, options)
             compare_p99(cells, options, Path(name))

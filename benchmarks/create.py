@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psycopg
 
@@ -41,6 +42,7 @@ from benchmarks.servers import (
     peer_settings,
     process,
     service_settings,
+    silent_provider,
 )
 
 
@@ -62,6 +64,27 @@ class Run:
     p50_ms: float
     p99_ms: float
     cpu_us: float
+
+
+class Ratios(NamedTuple):
+    """By how much runs differ: medians of their ratios."""
+
+    rate: float
+    p99: float
+    cpu: float
+
+    def figures(self, title: str) -> dict[str, float]:
+        """Return them as figures with a title."""
+        return {f"{title}, rate": self.rate, f"{title}, p99": self.p99, f"{title}, CPU": self.cpu}
+
+
+def ratios_of(pairs: Sequence[tuple[Run, Run]]) -> Ratios:
+    """Return what the first run of each pair is of the second."""
+    return Ratios(
+        statistics.median(run.rate / other.rate for run, other in pairs),
+        statistics.median(run.p99_ms / other.p99_ms for run, other in pairs),
+        statistics.median(run.cpu_us / other.cpu_us for run, other in pairs),
+    )
 
 
 def drive(side: Side, *, connections: int, seconds: float) -> Run:
@@ -92,15 +115,12 @@ def compare(title: str, sides: list[Side], *, rounds: int, connections: int, sec
         if number:
             runs.append(found)
     for index, side in enumerate(sides[1:], 1):
-        rate = statistics.median(found[0].rate / found[index].rate for found in runs)
-        cpu = statistics.median(found[0].cpu_us / found[index].cpu_us for found in runs)
-        p99 = statistics.median(found[0].p99_ms / found[index].p99_ms for found in runs)
+        ratios = ratios_of([(found[0], found[index]) for found in runs])
         print(
-            f"{title}: {rate:.2f} x the rate of {side.name}, {p99:.2f} x its p99, {cpu:.2f} x its CPU "
-            f"(medians of {rounds} rounds)"
+            f"{title}: {ratios.rate:.2f} x the rate of {side.name}, {ratios.p99:.2f} x its p99, "
+            f"{ratios.cpu:.2f} x its CPU (medians of {rounds} rounds)"
         )
-        beside = f"{title}, beside {side.name}"
-        print_figures({f"{beside}, rate": rate, f"{beside}, p99": p99, f"{beside}, CPU": cpu})
+        print_figures(ratios.figures(f"{title}, beside {side.name}"))
     print_figures(
         {
             f"{title}, rate": statistics.median(found[0].rate for found in runs),
@@ -125,12 +145,11 @@ def main() -> None:
     with (
         fresh_database() as (url, folder),
         tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name,
-        socket.create_server(("127.0.0.1", 0)) as silent,
+        silent_provider() as provider_url,
         psycopg.connect(url, autocommit=True) as rows,
     ):
         print(describe(folder, options), flush=True)
         rows.execute("alter system set commit_siblings = 0")
-        provider_url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         settings = service_settings(Path(name), database_url=url, port=port, provider_url=provider_url, slots=1)
         of_peer = peer_settings(Path(name), database_url=url, port=peer_port, provider_url=provider_url)
         bare_command = [sys.executable, "-m", "benchmarks.bare", str(bare_port)]

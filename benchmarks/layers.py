@@ -12,16 +12,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import socket
 import statistics
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 from benchmarks import load
-from benchmarks.conditions import describe, fresh_database, print_figures
-from benchmarks.servers import SERVE, api_keys, cpu_s, free_port, process, service_settings
+from benchmarks.conditions import print_figures
+from benchmarks.servers import Service, api_keys, cpu_s, one_service, silent_provider
 
 CLIP = """
 [[models]]
@@ -67,14 +63,12 @@ def request(path: str, body: Mapping[str, object], key: str, headers: dict[str, 
     return load.post(path, json.dumps(body).encode(), {"Authorization": f"Bearer {key}", **headers})
 
 
-def cpu_us(
-    service: subprocess.Popen[bytes], port: int, requests: Iterator[bytes], *, connections: int, seconds: float
-) -> float:
+def cpu_us(service: Service, requests: Iterator[bytes], *, connections: int, seconds: float) -> float:
     """Create tasks for a while, and return the CPU of each in microseconds."""
-    before = cpu_s(service)
-    done = load.run([port], lambda *_: next(requests), connections=connections, seconds=seconds)
+    before = cpu_s(service.process)
+    done = load.run([service.port], lambda *_: next(requests), connections=connections, seconds=seconds)
     assert set(done.statuses) <= {200, 201}, done.statuses
-    return (cpu_s(service) - before) / len(done.latencies_s) * 1e6
+    return (cpu_s(service.process) - before) / len(done.latencies_s) * 1e6
 
 
 def main() -> None:
@@ -85,33 +79,22 @@ def main() -> None:
     parser.add_argument("--accounts", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    port = free_port()
-    with (
-        fresh_database() as (url, folder),
-        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name,
-        socket.create_server(("127.0.0.1", 0)) as silent,
-    ):
-        print(describe(folder, options), flush=True)
-        provider_url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        settings = service_settings(Path(name), database_url=url, port=port, provider_url=provider_url, slots=1)
-        with Path(settings["HOLDFAST_CATALOG"]).open("a") as catalog:
-            catalog.write(CLIP)
-        with process(SERVE, f"http://127.0.0.1:{port}/readyz", settings) as service:
-            keys = api_keys(f"http://127.0.0.1:{port}", options.accounts)
-            sides = {"native": native, **LAYERS}
-            requests = {
-                title: (create(keys[number % len(keys)], number) for number in itertools.count())
-                for title, create in sides.items()
+    with silent_provider() as provider_url, one_service(options, provider_url, models=CLIP) as service:
+        keys = api_keys(service.base, options.accounts)
+        sides = {"native": native, **LAYERS}
+        requests = {
+            title: (create(keys[number % len(keys)], number) for number in itertools.count())
+            for title, create in sides.items()
+        }
+        runs: list[dict[str, float]] = []
+        for number in range(options.rounds + 1):
+            found = {
+                title: cpu_us(service, each, connections=options.connections, seconds=options.seconds)
+                for title, each in requests.items()
             }
-            runs: list[dict[str, float]] = []
-            for number in range(options.rounds + 1):
-                found = {
-                    title: cpu_us(service, port, each, connections=options.connections, seconds=options.seconds)
-                    for title, each in requests.items()
-                }
-                shown = ", ".join(f"{title} {us:,.0f} us" for title, us in found.items())
-                print(f"CPU a create: {shown}" + (" (warm-up)" if number == 0 else ""), flush=True)
-                runs += [found] if number else []
+            shown = ", ".join(f"{title} {us:,.0f} us" for title, us in found.items())
+            print(f"CPU a create: {shown}" + (" (warm-up)" if number == 0 else ""), flush=True)
+            runs += [found] if number else []
     for title in LAYERS:
         ratio = statistics.median(found[title] / found["native"] for found in runs)
         print(f"{title}: {ratio:.3f} x the CPU of a native create (median of {options.rounds} rounds)")

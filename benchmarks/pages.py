@@ -16,20 +16,17 @@ import re
 import selectors
 import socket
 import statistics
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
-from pathlib import Path
 
 from benchmarks import load
-from benchmarks.conditions import describe, fresh_database, print_figures
-from benchmarks.create import Run, Side, drive
+from benchmarks.conditions import print_figures
+from benchmarks.create import Run, Side, drive, ratios_of
 from benchmarks.reads import create_tasks
-from benchmarks.servers import SERVE, cpu_s, creates, free_port, owners, process, service_settings
+from benchmarks.servers import Service, cpu_s, creates, one_service, owners
 from holdfast.http.kit.calls import Auth
 from holdfast_console.account.sign_in import EVENTS
 from holdfast_console.account.site import SITE
@@ -53,9 +50,9 @@ def cookie(token: str) -> dict[str, str]:
     return {"Cookie": f"holdfast_account={token}", "Sec-Fetch-Site": "same-origin"}
 
 
-def read_pages(service: subprocess.Popen[bytes], port: int, token: str, task_id: str, rounds: int) -> None:
+def read_pages(service: Service, token: str, task_id: str, rounds: int) -> None:
     """Measure each page, and print."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = HTTPConnection("127.0.0.1", service.port, timeout=60)
 
     def get(address: str) -> tuple[float, bytes]:
         """Return the milliseconds until the head of the response, and its body."""
@@ -72,9 +69,9 @@ def read_pages(service: subprocess.Popen[bytes], port: int, token: str, task_id:
     addresses = [*PATHS, "/account/playground?model=gpu/image-1", f"/account/tasks/{task_id}"]
     for address in addresses:
         get(address)
-        before = cpu_s(service)
+        before = cpu_s(service.process)
         found = [get(address) for _ in range(rounds)]
-        cpu_ms.append((cpu_s(service) - before) / rounds * 1e3)
+        cpu_ms.append((cpu_s(service.process) - before) / rounds * 1e3)
         times = sorted(first_ms for first_ms, _ in found)
         medians.append(statistics.median(times))
         sizes.append((len(found[-1][1]) + shared) / 1000)
@@ -172,14 +169,13 @@ def create_beside(side: Side, tokens: Sequence[str], *, pairs: int, seconds: flo
         runs = [f"{run.rate:,.0f}/s, p99 {run.p99_ms:.1f} ms, CPU {run.cpu_us:,.0f} us" for run in (alone, beside)]
         print(f"alone {runs[0]} | beside {len(tokens)} open pages {runs[1]}, {shown / seconds:,.1f} shown a second")
         if number:
-            found.append((alone, beside))
-    rate = statistics.median(beside.rate / alone.rate for alone, beside in found)
-    cpu = statistics.median(beside.cpu_us / alone.cpu_us for alone, beside in found)
-    p99 = statistics.median(beside.p99_ms / alone.p99_ms for alone, beside in found)
+            found.append((beside, alone))
+    ratios = ratios_of(found)
     print(
-        f"creates beside {len(tokens)} open pages: {rate:.2f} x the rate, {p99:.2f} x the p99, {cpu:.2f} x the CPU"
+        f"creates beside {len(tokens)} open pages: {ratios.rate:.2f} x the rate, {ratios.p99:.2f} x the p99, "
+        f"{ratios.cpu:.2f} x the CPU"
     )
-    print_figures({"open pages, rate": rate, "open pages, p99": p99, "open pages, CPU": cpu})
+    print_figures(ratios.figures("open pages"))
 
 
 def main() -> None:
@@ -191,20 +187,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
-    port = free_port()
-    with fresh_database() as (url, folder), tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
-        print(describe(folder, options), flush=True)
-        settings = service_settings(
-            Path(name), database_url=url, port=port, provider_url="http://127.0.0.1:9", slots=1
-        )
-        with process(SERVE, f"http://127.0.0.1:{port}/readyz", {**settings, **PLACES}) as service:
-            found = owners(f"http://127.0.0.1:{port}", max(options.pages, 1))
-            keys, tokens = [key for key, _ in found], [token for _, token in found]
-            tasks = create_tasks(port, keys[:1], options.tasks)
-            read_pages(service, port, tokens[0], tasks[0][1], options.rounds)
-            if options.pages:
-                side = Side("the service", port, service, creates(keys))
-                create_beside(side, tokens, pairs=options.pairs, seconds=options.seconds)
+    with one_service(options, **PLACES) as service:
+        found = owners(service.base, max(options.pages, 1))
+        keys, tokens = [key for key, _ in found], [token for _, token in found]
+        tasks = create_tasks(service.port, keys[:1], options.tasks)
+        read_pages(service, tokens[0], tasks[0][1], options.rounds)
+        if options.pages:
+            side = Side("the service", service.port, service.process, creates(keys))
+            create_beside(side, tokens, pairs=options.pairs, seconds=options.seconds)
 
 
 if __name__ == "__main__":

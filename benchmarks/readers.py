@@ -11,18 +11,15 @@ from __future__ import annotations
 import argparse
 import selectors
 import socket
-import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
-from benchmarks.conditions import describe, fresh_database, print_figures
-from benchmarks.create import Run, Side, drive
-from benchmarks.servers import SERVE, api_keys, creates, free_port, process, service_settings
+from benchmarks.conditions import print_figures
+from benchmarks.create import Run, Side, drive, ratios_of
+from benchmarks.servers import api_keys, creates, one_service
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.persistence.claims.reports import write_last_reports
@@ -138,39 +135,30 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=16)
     options = parser.parse_args()
-    port = free_port()
-    with fresh_database() as (url, folder), tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
-        print(describe(folder, options), flush=True)
-        settings = service_settings(
-            Path(name), database_url=url, port=port, provider_url="http://127.0.0.1:9", slots=1
-        )
-        settings["HOLDFAST_OPERATOR_TOKEN"] = TOKEN
-        with (
-            process(SERVE, f"http://127.0.0.1:{port}/readyz", settings) as service,
-            reports_of_another_member(url, options.reports),
-        ):
-            keys = api_keys(f"http://127.0.0.1:{port}", ACCOUNTS)
-            side = Side("the service", port, service, creates(keys))
-            load = partial(drive, side, connections=options.connections, seconds=options.seconds)
-            pairs: list[tuple[Run, Run]] = []
-            for number in range(options.rounds + 1):
-                alone = load()
-                beside, read = with_readers(load, port, options.readers)
-                print(
-                    f"no readers {alone.rate:,.0f}/s, CPU {alone.cpu_us:,.0f} us | {options.readers} readers "
-                    f"{beside.rate:,.0f}/s, CPU {beside.cpu_us:,.0f} us, p50 {alone.p50_ms:.1f} and "
-                    f"{beside.p50_ms:.1f} ms, {read / 1000:,.0f} KB/s read" + (" (warm-up)" if number == 0 else ""),
-                    flush=True,
-                )
-                if number:
-                    pairs.append((alone, beside))
-        rate = statistics.median(beside.rate / alone.rate for alone, beside in pairs)
-        cpu = statistics.median(beside.cpu_us / alone.cpu_us for alone, beside in pairs)
-        print(
-            f"with {options.readers} slow readers of {options.reports} reports a second: {rate:.2f} x the creates, "
-            f"{cpu:.2f} x the CPU of one (medians of {options.rounds} rounds)"
-        )
-        print_figures({"with readers, rate": rate, "with readers, CPU": cpu})
+    with (
+        one_service(options, HOLDFAST_OPERATOR_TOKEN=TOKEN) as service,
+        reports_of_another_member(service.settings["HOLDFAST_DATABASE_URL"], options.reports),
+    ):
+        side = Side("the service", service.port, service.process, creates(api_keys(service.base, ACCOUNTS)))
+        load = partial(drive, side, connections=options.connections, seconds=options.seconds)
+        pairs: list[tuple[Run, Run]] = []
+        for number in range(options.rounds + 1):
+            alone = load()
+            beside, read = with_readers(load, service.port, options.readers)
+            print(
+                f"no readers {alone.rate:,.0f}/s, CPU {alone.cpu_us:,.0f} us | {options.readers} readers "
+                f"{beside.rate:,.0f}/s, CPU {beside.cpu_us:,.0f} us, p50 {alone.p50_ms:.1f} and "
+                f"{beside.p50_ms:.1f} ms, {read / 1000:,.0f} KB/s read" + (" (warm-up)" if number == 0 else ""),
+                flush=True,
+            )
+            if number:
+                pairs.append((beside, alone))
+    rate, _, cpu = ratios_of(pairs)
+    print(
+        f"with {options.readers} slow readers of {options.reports} reports a second: {rate:.2f} x the creates, "
+        f"{cpu:.2f} x the CPU of one (medians of {options.rounds} rounds)"
+    )
+    print_figures({"with readers, rate": rate, "with readers, CPU": cpu})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
-import socket
 import tempfile
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from benchmarks.servers import (
     peer_settings,
     process,
     service_settings,
+    silent_provider,
 )
 
 CREATES_IN = 10
@@ -77,12 +77,11 @@ def measure(options: argparse.Namespace, processes: int) -> None:
     with (
         fresh_database() as (url, folder),
         tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name,
-        socket.create_server(("127.0.0.1", 0)) as silent,
+        silent_provider() as provider_url,
         psycopg.connect(url, autocommit=True) as rows,
     ):
         if processes == 1:
             print(describe(folder, options), flush=True)
-        provider_url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         settings = service_settings(Path(name), database_url=url, port=port, provider_url=provider_url, slots=1)
         of_peer = peer_settings(Path(name), database_url=url, port=peer_port, provider_url=provider_url)
         their_keys = peer_keys(rows, options.accounts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import secrets
 import signal
@@ -14,13 +15,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 import psycopg
 
 from benchmarks import load
+from benchmarks.conditions import describe, fresh_database
 
+REFUSING = "http://127.0.0.1:9"
+"""Where no provider listens."""
 SECRET = "whole-tasks-of-the-benchmark-0123456789"
 SERVE = [sys.executable, "-m", "holdfast", "serve"]
 BODY = b'{"model":"gpu/image-1","input":{"prompt":"a lighthouse at dusk"}}'
@@ -147,6 +151,42 @@ def process(
             server.send_signal(signal.SIGCONT)  # it may be paused
             server.terminate()
             server.wait(60)
+
+
+@contextmanager
+def silent_provider() -> Iterator[str]:
+    """Return the address of a provider that never responds."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        yield f"http://127.0.0.1:{silent.getsockname()[1]}"
+
+
+class Service(NamedTuple):
+    """A service that runs, on a port of its own."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+    settings: Mapping[str, str]
+
+    @property
+    def base(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def one_service(
+    options: argparse.Namespace, provider_url: str = REFUSING, *, models: str = "", **more: str
+) -> Iterator[Service]:
+    """Print the conditions, and run a service on a fresh database, with further ``models`` and settings."""
+    port = free_port()
+    with fresh_database() as (url, folder), tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
+        print(describe(folder, options), flush=True)
+        settings = service_settings(Path(name), database_url=url, port=port, provider_url=provider_url, slots=1)
+        with Path(settings["HOLDFAST_CATALOG"]).open("a") as catalog:
+            catalog.write(models)
+        settings |= more
+        with process(SERVE, f"http://127.0.0.1:{port}/readyz", settings) as server:
+            yield Service(port, server, settings)
 
 
 def api_keys(base: str, count: int, *, lots: int = 1, limit: dict[str, str] | None = None) -> list[str]:

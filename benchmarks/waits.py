@@ -29,10 +29,21 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from benchmarks import load
-from benchmarks.conditions import describe, fresh_database, print_figures
-from benchmarks.create import Run, Side, drive
+from benchmarks.conditions import fresh_database, print_figures
+from benchmarks.create import Run, Side, drive, ratios_of
 from benchmarks.reads import create_tasks, gets
-from benchmarks.servers import BODY, SECRET, SERVE, api_keys, creates, free_port, process, service_settings
+from benchmarks.servers import (
+    BODY,
+    SECRET,
+    SERVE,
+    api_keys,
+    creates,
+    free_port,
+    one_service,
+    process,
+    service_settings,
+    silent_provider,
+)
 
 CLIENTS = 4
 """How many clients create and wait, one task after the other."""
@@ -86,57 +97,43 @@ def opened(port: int, requests: Sequence[bytes]) -> Iterator[None]:
 
 def beside(options: argparse.Namespace) -> None:
     """Measure creates beside requests that wait."""
-    port = free_port()
-    with (
-        fresh_database() as (url, folder),
-        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name,
-        socket.create_server(("127.0.0.1", 0)) as silent,
-    ):
-        print(describe(folder, options), flush=True)
-        provider_url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        settings = service_settings(Path(name), database_url=url, port=port, provider_url=provider_url, slots=1)
-        with process(SERVE, f"http://127.0.0.1:{port}/readyz", {**settings, **PLACES}) as service:
-            keys = api_keys(f"http://127.0.0.1:{port}", options.accounts)
-            tasks = create_tasks(port, keys, -(-max(options.waiting, options.streams) // options.accounts))
-            side = Side("the service", port, service, creates(keys))
+    with silent_provider() as provider_url, one_service(options, provider_url, **PLACES) as service:
+        keys = api_keys(service.base, options.accounts)
+        tasks = create_tasks(service.port, keys, -(-max(options.waiting, options.streams) // options.accounts))
+        side = Side("the service", service.port, service.process, creates(keys))
 
-            def of_tasks(query: str, count: int) -> list[bytes]:
-                return [
-                    load.get(f"/v2/task/{request_id}{query}", {"Authorization": f"Bearer {key}"})
-                    for key, request_id in islice(cycle(tasks), count)
-                ]
+        def of_tasks(query: str, count: int) -> list[bytes]:
+            return [
+                load.get(f"/v2/task/{request_id}{query}", {"Authorization": f"Bearer {key}"})
+                for key, request_id in islice(cycle(tasks), count)
+            ]
 
-            of_accounts = gets("/v2/control/stream", keys)
-            cases = {
-                "alone": [],
-                f"{options.waiting} waiting": of_tasks("?wait=60", options.waiting),
-                f"{options.streams} streams of tasks": of_tasks("/stream", options.streams),
-                f"{options.accounts} streams of accounts": of_accounts,
-                f"{options.accounts} streams of one account": of_accounts[:1] * options.accounts,
-            }
-            cases = {title: requests for title, requests in cases.items() if requests or title == "alone"}
-            runs: dict[str, list[Run]] = {title: [] for title in cases}
-            drive(side, connections=32, seconds=options.seconds)
-            for _ in range(options.rounds):
-                for title, requests in cases.items():
-                    with opened(port, requests):
-                        run = drive(side, connections=32, seconds=options.seconds)
-                    runs[title].append(run)
-                    print(
-                        f"{title}: {run.rate:,.0f}/s, p99 {run.p99_ms:.1f} ms, CPU {run.cpu_us:,.0f} us", flush=True
-                    )
+        of_accounts = gets("/v2/control/stream", keys)
+        cases = {
+            "alone": [],
+            f"{options.waiting} waiting": of_tasks("?wait=60", options.waiting),
+            f"{options.streams} streams of tasks": of_tasks("/stream", options.streams),
+            f"{options.accounts} streams of accounts": of_accounts,
+            f"{options.accounts} streams of one account": of_accounts[:1] * options.accounts,
+        }
+        cases = {title: requests for title, requests in cases.items() if requests or title == "alone"}
+        runs: dict[str, list[Run]] = {title: [] for title in cases}
+        drive(side, connections=32, seconds=options.seconds)
+        for _ in range(options.rounds):
+            for title, requests in cases.items():
+                with opened(service.port, requests):
+                    run = drive(side, connections=32, seconds=options.seconds)
+                runs[title].append(run)
+                print(f"{title}: {run.rate:,.0f}/s, p99 {run.p99_ms:.1f} ms, CPU {run.cpu_us:,.0f} us", flush=True)
     alone = runs.pop("alone")
     for title, found in runs.items():
-        pairs = list(zip(found, alone, strict=True))
-        rate = statistics.median(run.rate / other.rate for run, other in pairs)
-        cpu = statistics.median(run.cpu_us / other.cpu_us for run, other in pairs)
-        p99 = statistics.median(run.p99_ms / other.p99_ms for run, other in pairs)
+        ratios = ratios_of(list(zip(found, alone, strict=True)))
         cpu_us = [statistics.median(run.cpu_us for run in each) for each in (found, alone)]
         print(
-            f"creates beside {title}: {rate:.3f} x the rate, {p99:.2f} x the p99, {cpu:.3f} x the CPU"
-            f" ({cpu_us[0]:,.0f} us a create, alone {cpu_us[1]:,.0f} us)"
+            f"creates beside {title}: {ratios.rate:.3f} x the rate, {ratios.p99:.2f} x the p99, "
+            f"{ratios.cpu:.3f} x the CPU ({cpu_us[0]:,.0f} us a create, alone {cpu_us[1]:,.0f} us)"
         )
-        print_figures({f"{title}, rate": rate, f"{title}, p99": p99, f"{title}, CPU": cpu})
+        print_figures(ratios.figures(title))
 
 
 def call(port: int, method: str, path: str, headers: dict[str, str], body: bytes | None = None) -> dict[str, str]:
