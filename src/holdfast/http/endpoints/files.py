@@ -1,4 +1,4 @@
-"""Files that customers upload, to name them in inputs where a model takes a link."""
+"""Files that customers upload, to name them in inputs where a model takes a link, and stored results by link."""
 
 from __future__ import annotations
 
@@ -22,11 +22,19 @@ from holdfast.http.kit.stored_content import (
 )
 from holdfast.http.kit.uploads import receive_file
 from holdfast.http.schemas.common import render
-from holdfast.http.services.files import DISPOSITION, delete_own_file, file_not_found, own_file
+from holdfast.http.services.files import (
+    DISPOSITION,
+    LINK_EXPIRED,
+    delete_own_file,
+    file_not_found,
+    own_file,
+    send_asset,
+)
 from holdfast.ledger.api_keys import FILES_WRITE, TASKS_READ
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.files import file_by_id, files_of_account
+from holdfast.persistence.queries.tasks import asset_by_id
 from holdfast.persistence.records.rows import FileRow
 from holdfast.providers.storage.sniffing import UNKNOWN_TYPE
 
@@ -201,6 +209,24 @@ remove_own_file = route.mirror(
     "Delete a file with a session; providers of unfinished tasks that name it can fetch it until these end",
     auth=Auth.SESSION,
 )
+
+
+@route(
+    "GET",
+    "/v2/assets/{asset_id}",
+    summary="Retrieve a stored result by its signed link; supports ranges",
+    media=content_media(),
+    parameters=(*link_parameters(required=True), RANGE, IF_CACHED),
+    errors=LINK_ERRORS,
+)
+async def fetch_asset(call: Call) -> Outcome:
+    """The link's own parameters are the credential; it is an output's `url` of a task."""
+    asset_id = call.path["asset_id"]
+    refusal = refuse_link(call, asset_id, LINK_EXPIRED)
+    if refusal is not None:
+        return refusal
+    asset = await call.read(lambda rows: asset_by_id(rows, asset_id))
+    return LINK_EXPIRED if asset is None else await send_asset(call, asset)
 
 
 async def _linked_file(call: Call) -> FileRow | Refusal:
