@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import httpx2
+import trio
 from tests.clients import Customer, every, loopback_client, until
 
 from .service_process import Service
+
+
+async def command(service: Service, *words: str) -> list[str]:
+    """Run a command that calls the service, and return the lines that it prints."""
+    name, *options = words
+    done = await trio.run_process(
+        [sys.executable, "-m", "holdfast", name, "--url", service.url, *options],
+        env=service.environment,
+        capture_stdout=True,
+        stderr=subprocess.STDOUT,
+    )
+    return done.stdout.decode().splitlines()
 
 
 class Operator:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import partial
 from typing import Any
 
@@ -12,7 +10,7 @@ import trio
 from tests.clients import ok, until
 
 from .conftest import NewCustomer, NewService
-from .operator_client import Operator
+from .operator_client import Operator, command
 from .service_process import Service
 
 
@@ -21,40 +19,31 @@ async def both_serve(http: Any) -> bool:
     return sum(each["process"] is not None for each in members) == 2
 
 
-async def command(service: Service, *words: str) -> list[str]:
-    done = await trio.run_process(
-        [sys.executable, "-m", "holdfast", "log-level", "--url", service.url, *words],
-        env=service.environment,
-        capture_stdout=True,
-        stderr=subprocess.STDOUT,
-    )
-    return done.stdout.decode().splitlines()
-
-
 @pytest.mark.slow
 async def test_the_lines_of_one_account_are_raised_in_all_workers_for_a_time(
     new_service: NewService, new_customer: NewCustomer
 ) -> None:
     service = new_service(PROCESSES="2")
     await trio.to_thread.run_sync(service.start)
+    log_level = partial(command, service, "log-level")
     ada, other = [await new_customer(service, credit="1.00") for _ in range(2)]
     async with Operator(service).http as http:
         assert await until(lambda: both_serve(http))
-        raised = await command(service, ada.account_id, "--for", "600", "--reason", "ticket 7")
+        raised = await log_level(ada.account_id, "--for", "600", "--reason", "ticket 7")
         assert [line.split()[1] for line in raised] == [ada.account_id] * 2
-        assert sorted(await command(service)) == sorted(raised)
+        assert sorted(await log_level()) == sorted(raised)
         for each in (ada, other):
             await each.recharge("1.00")
         events = partial(logged, service, ada.account_id)
         assert await until(lambda: events("turn", 1))
         assert {line["worker"] for line in await until(lambda: events("level raised", 2))} == {0, 1}
         # An operator ends it before its time.
-        assert await command(service, ada.account_id, "--for", "0", "--reason", "seen") == ["No level is raised."]
+        assert await log_level(ada.account_id, "--for", "0", "--reason", "seen") == ["No level is raised."]
         assert {line["worker"] for line in await until(lambda: events("level no longer raised", 2))} == {0, 1}
         # And it ends by itself.
-        await command(service, ada.account_id, "--for", "1", "--reason", "ticket 8")
+        await log_level(ada.account_id, "--for", "1", "--reason", "ticket 8")
         assert await until(lambda: events("level no longer raised", 4))
-        assert await command(service) == ["No level is raised."]
+        assert await log_level() == ["No level is raised."]
         actions = ok(await http.get("/ops/api/actions"))["data"]
         assert [(each["action"], each["reason"]) for each in actions] == [
             ("raise_log_level", "ticket 8"),

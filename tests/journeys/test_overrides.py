@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,21 +10,10 @@ import trio
 from tests.clients import ok, refused, until
 
 from .conftest import NewCustomer, NewService
-from .operator_client import Operator
-from .service_process import Service
+from .operator_client import Operator, command
 from .test_log_levels import both_serve
 
 MODEL = "studio/image-1"
-
-
-async def command(service: Service, *words: str) -> list[str]:
-    done = await trio.run_process(
-        [sys.executable, "-m", "holdfast", "override", "--url", service.url, *words],
-        env=service.environment,
-        capture_stdout=True,
-        stderr=subprocess.STDOUT,
-    )
-    return done.stdout.decode().splitlines()
 
 
 @pytest.mark.slow
@@ -34,15 +22,16 @@ async def test_overrides_act_in_all_workers_until_they_end(
 ) -> None:
     service = new_service(PROCESSES="2")
     await trio.to_thread.run_sync(service.start)
+    override = partial(command, service, "override")
     # Of so many, some are served by each worker.
     customers = [await new_customer(service, credit="1.00") for _ in range(6)]
     ada, *others = customers
     async with Operator(service).http as http:
         assert await until(lambda: both_serve(http))
-        [line] = await command(service, "pause-model", MODEL, "wait", "--reason", "ticket 7")
+        [line] = await override("pause-model", MODEL, "wait", "--reason", "ticket 7")
         assert line.startswith(f"model_pause {MODEL} wait until ")
         waiting = [ok(await each.create())["request_id"] for each in customers]
-        await command(service, "pause-model", MODEL, "refuse", "--note", "back soon", "--reason", "ticket 7")
+        await override("pause-model", MODEL, "refuse", "--note", "back soon", "--reason", "ticket 7")
         for each in customers:
             error = refused(await each.create(), 503, "model_paused")
             assert error["message"].endswith(": back soon")
@@ -52,14 +41,14 @@ async def test_overrides_act_in_all_workers_until_they_end(
             (await each.task(request_id))["status"] for each, request_id in zip(customers, waiting, strict=True)
         ]
         assert {*tasks} == {"queued"}
-        assert await command(service, "pause-model", MODEL, "--for", "0", "--reason", "seen") == ["Nothing is set."]
+        assert await override("pause-model", MODEL, "--for", "0", "--reason", "seen") == ["Nothing is set."]
         for each in customers:
             assert {task["status"] for task in (await each.all_ended()).values()} == {"succeeded"}
 
-        await command(service, "creates", ada.account_id, "0", "--reason", "a loop")
+        await override("creates", ada.account_id, "0", "--reason", "a loop")
         refused(await ada.create(), 429, "rate_limit_exceeded")
         ok(await others[0].create())
-        lines = await command(service, "slots", "studio", "1", "--for", "60", "--reason", "fewer machines")
+        lines = await override("slots", "studio", "1", "--for", "60", "--reason", "fewer machines")
         assert [line.split()[:3] for line in lines] == [
             ["account_creates", ada.account_id, "0"],
             ["provider_slots", "studio", "1"],
