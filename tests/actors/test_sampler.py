@@ -37,6 +37,7 @@ class Sampled:
             mailboxes=lambda: self.mailboxes,
             quarantined=lambda: self.quarantined,
             processes=ProcessMeter(None),
+            are_others=False,
             now=lambda: NOON + timedelta(seconds=trio.current_time()),
         )
         await self._nursery.start(sampler.run)

@@ -319,6 +319,7 @@ def _measuring(parts: Parts, actors: Actors) -> Starts:
                 mailboxes=lambda: chain(*(each.mailboxes() for each in actors.local), parts.refs.mailboxes()),
                 quarantined=lambda: {each.name: len(each.quarantined()) for each in actors.local},
                 processes=ProcessMeter(parts.worker),
+                are_others=parts.worker is not None,
                 now=now,
             ).run
         ),

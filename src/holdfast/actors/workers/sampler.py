@@ -34,7 +34,8 @@ LAG_S = 0.25
 class Sampler:
     """Adds a sample to ``ring`` every few seconds, and sets the metrics that nothing else sets.
 
-    ``journal_units`` are those that wait for the journal, ``quarantined`` the actors in quarantine by kind.
+    ``journal_units`` are those that wait for the journal, ``quarantined`` the actors in quarantine by kind. Where
+    there ``are_others``, they find in files what this process has counted in batches.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Sampler:
         mailboxes: Callable[[], Iterable[Mailbox]],
         quarantined: Callable[[], Mapping[str, int]],
         processes: ProcessMeter,
+        are_others: bool,
         now: Now,
     ) -> None:
         self._ring = ring
@@ -52,6 +54,7 @@ class Sampler:
         self._mailboxes = mailboxes
         self._quarantined = quarantined
         self._processes = processes
+        self._are_others = are_others
         self._now = now
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
@@ -67,6 +70,10 @@ class Sampler:
                 lag_max_s = await self._measure_lag(begun + SAMPLE_S)
                 before, begun = self._take_sample(before, begun, lag_max_s)
         finally:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._are_others:
             metrics.flush()
 
     async def _measure_lag(self, until: float) -> float:
@@ -77,7 +84,7 @@ class Sampler:
             lag_s = trio.current_time() - due
             metrics.LOOP_LAG_S.observe(lag_s)
             longest = max(longest, lag_s)
-            metrics.flush()
+            self._flush()
         await trio.sleep_until(until)
         return longest
 
