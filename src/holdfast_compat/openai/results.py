@@ -15,7 +15,7 @@ from holdfast.http.kit.routes import BodyResponse, Media, Outcome
 from holdfast.http.kit.stored_content import SEND_TIMEOUT_S, open_stored
 from holdfast.http.services.files import send_asset
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.public import public_task
+from holdfast.ledger.tasks.public import public_output
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.tasks import asset_by_id
 from holdfast.providers.storage.base import AssetMissing, AssetReader, asset_key
@@ -29,7 +29,7 @@ _NOT_STORED: Final = Refusal(code="asset_expired", message="The result is no lon
 
 def image_links(call: Call, task: Task) -> Outcome:
     """Return the links to a task's images."""
-    output = public_task(call.deps.urls, task, now=call.deps.now()).output
+    output = public_output(call.deps.urls, task, now=call.deps.now())
     body = ImagesBody(int(task.created_at.timestamp()), [ImageItem(url=each.url) for each in output])
     return BodyResponse(body, headers=task_headers(task.request_id))
 
@@ -57,7 +57,7 @@ async def file_of(call: Call, task: Task) -> Outcome:
     """Return the bytes of a task's first result."""
     item = task.state.output[0]
     if item.asset_id is None:
-        location = public_task(call.deps.urls, task, now=call.deps.now()).output[0].url or ""
+        location = public_output(call.deps.urls, task, now=call.deps.now())[0].url or ""
         return Response(b"", status=302, headers={"Location": location, **dict(task_headers(task.request_id))})
     asset_id = item.asset_id
     asset = await call.read(lambda rows: asset_by_id(rows, asset_id))

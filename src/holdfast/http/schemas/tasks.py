@@ -151,11 +151,17 @@ def task_body(
 
     Results of a task that has not succeeded have links only ``for_operators``.
     """
-    public = public_task(deps.urls, task, now=now or deps.now(), for_operators=for_operators)
     progress = [
         ProgressBody(format_time(ts), *rest) for ts, *rest in map(msgspec.structs.astuple, task.state.progress)
     ]
-    return TaskBody(**msgspec.structs.asdict(public), provider_progress=progress)
+    return public_task(
+        TaskBody,
+        deps.urls,
+        task,
+        now=now or deps.now(),
+        for_operators=for_operators,
+        provider_progress=progress,
+    )
 
 
 def usage_body(entry: UsageEntry) -> UsageBody:

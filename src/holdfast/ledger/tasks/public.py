@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TypeVar
 
 import msgspec
 
@@ -147,6 +148,9 @@ class PublicTask(msgspec.Struct, frozen=True):
     """Absolute URLs of the task's calls: `get`, `cancel`, `retry`."""
 
 
+P = TypeVar("P", bound=PublicTask)
+
+
 class TaskEvent(msgspec.Struct, frozen=True):
     """The payload of a webhook."""
 
@@ -160,12 +164,14 @@ class TaskEvent(msgspec.Struct, frozen=True):
     """The task as it was then."""
 
 
-def public_task(urls: PublicUrls, task: Task, *, now: datetime, for_operators: bool = False) -> PublicTask:
-    """Render a task without its progress, its links signed as of ``now``."""
+def public_task(
+    shape: type[P], urls: PublicUrls, task: Task, *, now: datetime, for_operators: bool = False, **more: object
+) -> P:
+    """Render a task as a ``shape``, which has the fields ``more``, its links signed as of ``now``."""
     request, state = task.request, task.state
     review, hosting = state.review, state.hosting
     output = public_output(urls, task, now=now, for_operators=for_operators)
-    return PublicTask(
+    return shape(
         request_id=task.request_id,
         quote_id=request.quote_id,
         status=task.status,
@@ -196,6 +202,7 @@ def public_task(urls: PublicUrls, task: Task, *, now: datetime, for_operators: b
         error=state.error,
         metadata=request.metadata,
         urls=task_urls(urls, task.request_id),
+        **more,
     )
 
 
@@ -260,5 +267,5 @@ def event_payload(
     urls: PublicUrls, event_id: str, kind: EventKind, created_at: datetime, task: Task, *, now: datetime
 ) -> bytes:
     """Encode the body of a webhook: the task as it was at the event, its links signed as of ``now``."""
-    data = public_task(urls, task, now=now)
+    data = public_task(PublicTask, urls, task, now=now)
     return msgspec.json.encode(TaskEvent(id=event_id, type=kind, timestamp=format_time(created_at), data=data))
