@@ -181,8 +181,8 @@ def _count_costs(request: HoldfastRequest) -> None:
     costs.add("route", request.endpoint or "none")
     if request.caller and request.caller.startswith("acct_"):
         costs.add("account", request.caller)
-        if key := key_prefix_sent(request.sent[b"authorization"]):
-            costs.add("key", key)
+        if request.key_prefix is not None:
+            costs.add("key", request.key_prefix)
 
 
 def _log_request(request: HoldfastRequest, status: int, duration_s: float) -> None:

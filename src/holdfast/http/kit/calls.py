@@ -350,7 +350,7 @@ class Call:
         found = read_bearer(self.request.sent[b"authorization"], _WANTED.get(self.route.auth))
         if isinstance(found, Refusal):
             return None if self.route.auth is Auth.OPTIONAL else found
-        self.bearer = found
+        self.bearer, self.request.key_prefix = found, found.key_prefix
         return None
 
     async def identify_operator(self) -> Refusal | None:
@@ -512,7 +512,7 @@ class Call:
 
     def query(self) -> dict[str, list[str]]:
         """Return the query parameters, each with all its values."""
-        return self.request.args.to_dict(flat=False)
+        return self.request.args.to_dict(flat=False) if self.request.query_string else {}
 
     async def ask(self, ref: AskRef, command: Command[T]) -> T | Refusal:
         """Ask an actor, as the header ``Restart-Wait`` says. Raises its faults, which are in the error table."""

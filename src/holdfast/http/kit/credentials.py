@@ -66,6 +66,8 @@ class Bearer:
     sha256: bytes
     place: int | None = field(default=None, compare=False)
     """The place that it carries; None if it carries none."""
+    key_prefix: str | None = field(default=None, compare=False)
+    """How the API key begins; None for a session."""
 
 
 def mint_api_key(account_id: str, *, live: bool) -> MintedKey:
@@ -105,7 +107,8 @@ def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> 
     if kind == "session" and _SESSION_TOKEN.fullmatch(token):
         return Bearer("session", digest(token), place_carried_by(token[len("hst_") :][:PLACE_DIGITS]))
     if kind == "api_key" and is_api_key(token):
-        return Bearer("api_key", digest(token), place_carried_by(token[:-_CHECKSUM_CHARS]))
+        place = place_carried_by(token[:-_CHECKSUM_CHARS])
+        return Bearer("api_key", digest(token), place, token[:KEY_PREFIX_CHARS])
     return INVALID_SESSION if kind == "session" else INVALID_API_KEY
 
 

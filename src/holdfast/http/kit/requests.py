@@ -103,6 +103,8 @@ class HoldfastRequest(TrioRequest):
         self.id = ""
         self.caller: str | None = None
         """Whose credential it has: an account's id or an operator's name; None while that is not known."""
+        self.key_prefix: str | None = None
+        """How the API key begins that it has; None without one."""
         self.traceresponse: str | None = None
         """The caller's trace, which this request continues."""
         self.span: Span | None = None

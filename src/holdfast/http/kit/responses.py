@@ -80,7 +80,7 @@ NOT_MODIFIED: Final = Media(status=304, content_types=(), description="The earli
 def cacheable(call: Call, tag: str, body: Callable[[], msgspec.Struct]) -> Outcome:
     """Respond with a body that the caller may keep, and ask for again by its weak ``tag``; 304 if it has it."""
     headers = (("ETag", f'W/"{tag}"'), ("Cache-Control", "private, no-cache"))
-    if call.request.if_none_match.contains_weak(tag):
+    if call.request.sent[b"if-none-match"] and call.request.if_none_match.contains_weak(tag):
         return Response(b"", status=304, headers=dict(headers), content_type="application/json")
     return BodyResponse(body(), headers=headers)
 

@@ -69,8 +69,8 @@ class _Sent(NamedTuple):
 
 
 def _sent(call: Call) -> _Sent | Refusal:
-    query = call.query().get("wait", []) if call.request.query_string else []
-    wait_s, idempotency = read_wait(query, call.request.sent[b"prefer"]), call.idempotency()
+    wait_s = read_wait(call.query().get("wait", []), call.request.sent[b"prefer"])
+    idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return idempotency
     if isinstance(wait_s, Refusal):
