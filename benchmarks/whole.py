@@ -6,7 +6,7 @@ tasks is open at all times; the run ends when all of them are captured. CPU is u
 processes, without PostgreSQL. Then tasks are created at half of the service's own limit, and the median time from a
 task's creation to its capture is what it waits beyond its provider, which needs no time.
 
-Run: python -m benchmarks.whole [--seconds 6] [--rounds 3] [--processes 1] [--quick] [--count]
+Run: python -m benchmarks.whole [--seconds 6] [--rounds 6] [--processes 1] [--quick] [--count]
 """
 
 from __future__ import annotations
@@ -199,13 +199,16 @@ def print_counts(side: Side, rows: psycopg.Connection, seconds: float) -> None:
 
 
 def compare(peer: Side, service: Side, rows: psycopg.Connection, *, seconds: float, rounds: int) -> None:
-    """Measure both in turn, and print each round and the medians."""
-    for side in (peer, service):
+    """Measure both in turn, each first in every other round, and print each round and the medians."""
+    sides = (peer, service)
+    for side in sides:
         drive(side, rows, seconds=seconds / 2)
     of_services: list[Run] = []
     ratios, rate_ratios = [], []
     for number in range(1, rounds + 1):
-        of_peer, of_service = (drive(side, rows, seconds=seconds) for side in (peer, service))
+        sides = sides[::-1]
+        runs = {side.name: drive(side, rows, seconds=seconds) for side in sides}
+        of_peer, of_service = runs[peer.name], runs[service.name]
         ratios.append(of_service.cpu_ms / of_peer.cpu_ms)
         rate_ratios.append(of_service.rate / of_peer.rate)
         of_services.append(of_service)
@@ -240,7 +243,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--processes", type=int, default=1, help="how many processes the service runs in")
     parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--count", action="store_true", help="count steps, tasks, hops, messages and reads instead")
