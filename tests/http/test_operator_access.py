@@ -480,7 +480,7 @@ async def test_the_result_of_an_action_is_written_however_slow_the_database_is(
     assert written == [None, "done"]
 
 
-async def test_who_signs_in_while_the_database_is_away_is_served_until_it_is_back(api: Api) -> None:
+async def test_a_sign_in_while_the_database_is_away_lasts_until_it_is_back(api: Api) -> None:
     async def away(_change: object) -> None:
         raise DatabaseAway("gone", retry_after_s=1.0)
 
