@@ -17,10 +17,8 @@ import psycopg
 from holdfast.http.kit.credentials import digest, mint_api_key
 from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.catalog.pricing import PricedInput
-from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.account import AccountState, decide_capture, decide_credit, decide_hold
 from holdfast.ledger.credit.operations import Operation
-from holdfast.ledger.ids import new_id, new_id_of_account, place_digits, place_of
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.decisions import on_wake
 from holdfast.ledger.tasks.dispatch import on_submitted
@@ -29,6 +27,7 @@ from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
 from holdfast.ledger.tasks.provider_updates import on_update
 from holdfast.ledger.tasks.task import OutputItem, Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.transitions import Context, ProviderTraits, Step
+from holdfast.ledger.values import new_id, new_id_of_account, place_digits, place_of, utc_now
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.records.key_rows import ApiKeyRecord, ApiKeyRow

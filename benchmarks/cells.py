@@ -44,7 +44,7 @@ from benchmarks.servers import (
     service_settings,
     silent_provider,
 )
-from holdfast.ledger.ids import place_carried_by
+from holdfast.ledger.values import place_carried_by
 from holdfast.persistence.server.migrate import migrate
 
 PLACES = (range(0x556), range(0x556, 0xAAB), range(0xAAB, 0x1000))

@@ -32,12 +32,11 @@ from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.pricing import PricedInput, quote_input
-from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.account import AccountState, decide_hold
 from holdfast.ledger.credit.operations import CHAIN_START, Lot, Lots, Operation
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.order import Seller
 from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState, accept_task
+from holdfast.ledger.values import new_id, utc_now
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.statements import STATEMENTS, RowStatement
 from holdfast.persistence.journal.units import Committed, Unit

@@ -20,7 +20,7 @@ from benchmarks.conditions import describe, fresh_database, print_figures
 from benchmarks.holds import account_directory
 from holdfast.actors.account.messages import CreditChanged, Recharge
 from holdfast.ledger.credit.operations import CHAIN_START
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.values import new_id
 from holdfast.persistence.server.database import Database
 
 WARM_UP = 500

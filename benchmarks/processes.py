@@ -29,7 +29,7 @@ from benchmarks import load
 from benchmarks.conditions import describe, fresh_database, print_figures
 from benchmarks.servers import SERVE, api_keys, cpu_s, creates, free_port, process, service_settings
 from holdfast.cluster.placement import owners_of_places
-from holdfast.ledger.ids import place_carried_by
+from holdfast.ledger.values import place_carried_by
 
 PROVIDER_URL = "http://127.0.0.1:9"
 """Where nothing listens."""

@@ -20,8 +20,7 @@ from functools import partial
 from benchmarks.conditions import print_figures
 from benchmarks.create import Run, Side, drive, ratios_of
 from benchmarks.servers import api_keys, creates, one_service
-from holdfast.ledger.clock import utc_now
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.values import new_id, utc_now
 from holdfast.persistence.claims.reports import write_last_reports
 from holdfast.telemetry.reports.report import Report
 

@@ -21,7 +21,7 @@ from tests.actors.actor_system import make_system
 
 from holdfast.actors.workers.archives import ArchiveWorker
 from holdfast.actors.workers.closings import ClosingWorker
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.claims.contents import ContentClaims
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.server.database import Database

@@ -8,7 +8,7 @@ import trio
 from tests.receipt_books import TERMS
 
 from holdfast.actors.workers import receipts
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.server.database import Database
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.actors.workers.sweeper import Sweeper
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.server.database import Database
 
 DAY_S = 86_400

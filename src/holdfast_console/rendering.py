@@ -15,9 +15,9 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from quart import Response
 
 from holdfast.http.kit.values import shown
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import noun
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import format_amount
 from holdfast_console import formats
 from holdfast_console.forms import FormAttempt, Message
 

@@ -19,8 +19,8 @@ from holdfast.http.kit.operators import MAY_ONLY_READ, refuse_cross_origin
 from holdfast.http.kit.other_cells import LookAgain, NotHere, OfAnotherCell
 from holdfast.http.kit.requests import HoldfastRequest, current_request_id
 from holdfast.http.kit.routes import EVENT_STREAM
-from holdfast.ledger.clock import format_time, utc_now
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import format_time, utc_now
 from holdfast_console.forms import MESSAGE_COOKIE, FormAttempt, message_cookie, read_message
 from holdfast_console.rendering import HEADERS, Again, Html, Redirect, html_response
 from holdfast_console.sites import Site, again_of

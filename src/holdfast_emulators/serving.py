@@ -11,7 +11,7 @@ from hypercorn.config import Config
 from hypercorn.trio import serve
 from quart_trio import QuartTrio
 
-from holdfast.ledger.clock import Now, utc_now
+from holdfast.ledger.values import Now, utc_now
 from holdfast.providers.outbound.connection_pool import tls_context
 from holdfast.providers.signatures import sign
 from holdfast.telemetry.traces import trace_header

@@ -16,9 +16,8 @@ from holdfast.actors.account.messages import (
     SettleTask,
 )
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
-from holdfast.ledger.clock import utc_now
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.transitions import Settlement
+from holdfast.ledger.values import new_id, utc_now
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.claims.outbox import Capacity, Share
 from holdfast.persistence.operators.records import write_action

@@ -21,8 +21,6 @@ from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.messages import TaskQueued
 from holdfast.ledger.api_keys import KeyTerms
-from holdfast.ledger.clock import Now, utc_now
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.facts import (
     DisputeFacts,
     DisputeStatus,
@@ -37,6 +35,7 @@ from holdfast.ledger.orders.facts import (
 from holdfast.ledger.orders.order import OrderRequest, Provider
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.transitions import ProviderTraits
+from holdfast.ledger.values import Now, new_id, utc_now
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter

@@ -22,8 +22,6 @@ from holdfast.actors.account.messages import Recharge, TaskAccepted
 from holdfast.actors.task.messages import ReceiveProviderUpdate, RecordHosting, Wake
 from holdfast.actors.workers.asset_sweeper import AssetSweeper
 from holdfast.ledger.api_keys import KeyTerms
-from holdfast.ledger.clock import utc_now
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
 from holdfast.ledger.tasks.task import (
     HostingState,
@@ -32,6 +30,7 @@ from holdfast.ledger.tasks.task import (
     TaskStatus,
     accept_task,
 )
+from holdfast.ledger.values import new_id, utc_now
 from holdfast.persistence.claims.contents import Content
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.queries.loading import load_task

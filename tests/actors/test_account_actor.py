@@ -32,10 +32,9 @@ from holdfast.actors.account.replies import RecentReplies
 from holdfast.actors.runtime.faults import StaleFence
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.ledger.api_keys import KeyTerms
-from holdfast.ledger.clock import utc_now
-from holdfast.ledger.money import AMOUNT_MICRO_MAX
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.transitions import Settlement
+from holdfast.ledger.values import AMOUNT_MICRO_MAX, utc_now
 from holdfast.persistence.records.credit_tables import CouponClaim
 from holdfast.persistence.records.key_rows import ApiKeyRecord, ApiKeyRevokedRow
 from holdfast.persistence.records.rows import IdempotencyProbe, StoredReply

@@ -27,12 +27,11 @@ from holdfast.actors.account.messages import (
 )
 from holdfast.actors.workers.outbox import PER_RECEIVER_MAX
 from holdfast.ledger.alerts.alerts import MAIL_PAUSE, Alerts
-from holdfast.ledger.clock import utc_now
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.events import DeliveryResponse
 from holdfast.ledger.tasks.transitions import Settlement
+from holdfast.ledger.values import new_id, utc_now
 from holdfast.persistence.claims.outbox import FIRST, DueEvent, claim_due, end_events
 from holdfast.persistence.journal import writer
 from holdfast.persistence.journal.statements import draft_of

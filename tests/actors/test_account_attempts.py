@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from holdfast.actors.account.messages import BeginAttempt, RequestAttempt, RevokeApiKey, TaskAccepted
 from holdfast.actors.account.replies import RecentReplies
 from holdfast.actors.runtime.messages import Replayed
-from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import SUPERSEDED, Refusal
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.queries.replies import attempt_probe, find_reply
 from holdfast.persistence.records.rows import StoredReply
 from holdfast.supervision.keyed_group import KeyedLimits

@@ -46,13 +46,12 @@ from holdfast.actors.account.messages import (
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.ledger.api_keys import KeyTerms
-from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.limits import WINDOWS, Limit
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.facts import DisputeStatus, PaymentEvent
 from holdfast.ledger.orders.order import OrderBonus, OrderResult
 from holdfast.ledger.orders.top_ups import AutoTopUp, SavedCard, TopUpSettings
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import new_id, utc_now
 from holdfast.persistence.claims.coupons import add_coupon
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered, ConnectionLost

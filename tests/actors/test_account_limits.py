@@ -26,9 +26,9 @@ from holdfast.actors.account.messages import (
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.credit.limits import Limit, Spending
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.public_types import LimitWindow
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import new_id
 from holdfast.persistence.journal.statements import draft_of
 from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.queries.spending import keys_with_spending, spending_of_account

@@ -30,11 +30,9 @@ from holdfast.actors.runtime.faults import Crashed
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.actors.workers import lot_sweeper
 from holdfast.actors.workers.lot_sweeper import LotSweeper
-from holdfast.ledger.clock import utc_now
-from holdfast.ledger.ids import new_id
-from holdfast.ledger.money import AMOUNT_MICRO_MAX
 from holdfast.ledger.orders.order import OrderResult
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import AMOUNT_MICRO_MAX, new_id, utc_now
 from holdfast.persistence.claims.coupons import (
     WRONG_CODES_MAX,
     WRONG_CODES_S,

@@ -24,15 +24,13 @@ from holdfast.actors.account.messages import (
     TaskAccepted,
 )
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
-from holdfast.ledger.clock import utc_now
-from holdfast.ledger.ids import new_id
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.decisions import create_order
 from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import Order, OrderResult
 from holdfast.ledger.orders.sandbox_signature import SandboxValues
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import format_amount, new_id, utc_now
 from holdfast.persistence.server.database import Database
 
 from .account_checks import CREDIT, StartSystem, assert_audit_clean, in_parallel, read_totals

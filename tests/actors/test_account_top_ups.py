@@ -28,9 +28,9 @@ from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.journaled import LogFields
 from holdfast.actors.workers.order_checks import UNDECIDED_FOR, OrderChecks
 from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler, TopUpWorker
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.top_ups import CHARGE_PERIOD_S, FAILED_PER_DAY_MAX
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import new_id
 from holdfast.persistence.records.event_rows import MAIL_URL
 from holdfast.providers.card.base import CardTimeout
 from holdfast.telemetry.reports.conditions import Conditions

@@ -16,7 +16,7 @@ import pytest
 from tests.actors.leaving_setup import Clock, rows_of
 
 from holdfast.actors.workers.archives import ArchiveWorker
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.values import new_id
 from holdfast.persistence.audit.rules import OWNERS
 from holdfast.persistence.claims.archives import (
     KEPT,

@@ -18,13 +18,13 @@ from holdfast.actors.workers import asset_sweeper
 from holdfast.actors.workers.asset_sweeper import AssetSweeper, Swept
 from holdfast.actors.workers.hosting import HostingWorker
 from holdfast.ledger.catalog.terms import Hosting
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.ledger.tasks.task import (
     HostingState,
     OutputItem,
 )
 from holdfast.ledger.tasks.transitions import HostingFailure, HostOutputs
+from holdfast.ledger.values import new_id
 from holdfast.persistence.claims.contents import LEASE_S, RESULT_CLAIM_S, RESULT_CLAIM_USABLE_S, ContentClaims
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.records.rows import AssetRow

@@ -15,7 +15,7 @@ from tests.persistence.account_history import AccountHistory
 from tests.persistence.tampered_rows import BALANCES, CASES, CHAINS, LOT_LEFT, LOT_SUMS, NEWEST, tamper
 
 from holdfast.actors.workers.checker import SLOWER_MAX, Checker, Pace
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.audit.audit import QUERY_RULES
 from holdfast.persistence.audit.progress import known_differences, load_progress
 from holdfast.persistence.records import tables

@@ -31,8 +31,8 @@ from holdfast.actors.sign_in.messages import SignedIn
 from holdfast.actors.workers.closings import ClosingWorker
 from holdfast.actors.workers.receipts import ReceiptsWorker
 from holdfast.ledger.api_keys import KeyTerms
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import new_id
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.claims.closings import SETTLED_AFTER
 from holdfast.persistence.server.connections import connected

@@ -9,8 +9,8 @@ import pytest
 from holdfast.actors.account.limits import AccountLimits, CreateRate
 from holdfast.actors.account.messages import Recharge, TaskAccepted
 from holdfast.actors.runtime.messages import Replayed
-from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.records.operator_tables import Override
 
 from .actor_system import StartSystem, create_task

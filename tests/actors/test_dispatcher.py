@@ -29,7 +29,7 @@ from holdfast.actors.workers.dispatcher import (
     Dispatcher,
 )
 from holdfast.ledger.catalog.terms import Deadlines
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.claims import tasks as claims
 from holdfast.persistence.claims.processes import (
     LEASE_S,

@@ -25,7 +25,7 @@ from holdfast.actors.workers.dispatcher import (
 )
 from holdfast.actors.workers.due_work import WAIT_S, DueWork
 from holdfast.actors.workers.passes import LOOK_S, Schedule, repeat
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.claims.archives import TRIES_MAX
 from holdfast.persistence.claims.coupons import CLAIM_OVERDUE_S
 from holdfast.persistence.claims.due_work import BULK_ACTIONS_GO_ON, KINDS, MONEY_MOVED_WITHIN, DueKind, find_due

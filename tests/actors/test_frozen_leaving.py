@@ -25,8 +25,7 @@ from tests.actors.leaving_setup import Clock, Member, start_member
 from holdfast.actors.account.leaving import GRACE
 from holdfast.actors.account.messages import CloseAccount, ClosingSet, Recharge, SetAlerts
 from holdfast.actors.sign_in.messages import SignedIn
-from holdfast.ledger.clock import utc_now
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.values import new_id, utc_now
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.audit.rules import OWNERS
 from holdfast.persistence.claims.archives import LEASE, TRIES_MAX, begin_archive, find_archive

@@ -17,9 +17,9 @@ from holdfast.actors.task.messages import Host, RecordHosting
 from holdfast.actors.workers import hosting
 from holdfast.actors.workers.hosting import ROUNDS_MAX, TURN_TIMEOUT_S, HostingWorker
 from holdfast.ledger.catalog.terms import Hosting
-from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.ledger.tasks.transitions import HostingFailure, HostOutputs
+from holdfast.ledger.values import utc_now
 from holdfast.providers.outbound.downloads import DownloadRefused
 from holdfast.telemetry.reports.conditions import TakeOutcome, ignore_outcome
 

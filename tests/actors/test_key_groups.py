@@ -12,8 +12,8 @@ from holdfast.actors.account.group_messages import ChangeKeyGroup, CreateKeyGrou
 from holdfast.actors.account.messages import ChangeApiKey, PutWebhook, RevokeApiKey, SetLimits
 from holdfast.ledger.api_keys import KEY_GROUPS_MAX
 from holdfast.ledger.credit.limits import Limit, Spending
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import new_id
 from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.queries.spending import groups_with_spending
 from holdfast.persistence.records.key_rows import KeyGroupRow

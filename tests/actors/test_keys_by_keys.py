@@ -32,9 +32,9 @@ from holdfast.actors.account.messages import (
 )
 from holdfast.ledger.api_keys import ALL_SCOPES, MAKERS_MAX, KeyChanges, KeyTerms
 from holdfast.ledger.credit.limits import Limit
-from holdfast.ledger.ids import new_id, new_id_of_account
 from holdfast.ledger.orders.order import OrderResult
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import new_id, new_id_of_account
 from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.key_rows import ApiKeyRecord

@@ -21,11 +21,10 @@ from holdfast.actors.account.messages import (
     SetAutoTopUp,
     TaskAccepted,
 )
-from holdfast.ledger.clock import utc_now
-from holdfast.ledger.money import AMOUNT_MICRO_MAX
 from holdfast.ledger.orders.order import Order, OrderBonus, OrderResult
 from holdfast.ledger.orders.snapshots import ProviderSnapshot, synthetic_events
 from holdfast.ledger.orders.top_ups import SavedCard, TopUpSettings
+from holdfast.ledger.values import AMOUNT_MICRO_MAX, utc_now
 from holdfast.persistence.queries.lots import LotRecord, lots_of_account
 from holdfast.persistence.queries.orders import top_up_of_account
 from holdfast.persistence.server.connections import connected

@@ -25,9 +25,9 @@ from holdfast.actors.runtime.faults import OutcomeUnknown, Unavailable
 from holdfast.actors.unfenced import UnmatchedEventStore
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.reconciler import OrderSweeper, OrderWorker, Reconciler
-from holdfast.ledger.clock import utc_now
 from holdfast.ledger.orders.facts import OrderFacts, PaymentAttempt
 from holdfast.ledger.orders.order import Order, OrderResult
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult, Unknown
 from holdfast.persistence.queries.orders import order_by_id
 from holdfast.providers.card.base import CardProvider

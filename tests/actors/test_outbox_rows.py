@@ -22,11 +22,10 @@ from holdfast.actors.task.messages import EventsDue, RecordAnnouncement
 from holdfast.actors.unfenced import EventCommands
 from holdfast.actors.workers.outbox import PER_RECEIVER_MAX
 from holdfast.actors.workers.sweeper import OUTBOX_RETENTION_S
-from holdfast.ledger.clock import utc_now
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.events import PAUSES_S
 from holdfast.ledger.tasks.task import HostingState, Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.webhook_secrets import Rotation
+from holdfast.ledger.values import new_id, utc_now
 from holdfast.persistence.claims import outbox as outbox_claims
 from holdfast.persistence.claims.outbox import FIRST, Capacity, DueEvent, claim_due
 from holdfast.persistence.journal.units import Committed, NotWritten, Unit, UnitResult, Unknown

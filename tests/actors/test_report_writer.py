@@ -16,7 +16,7 @@ from tests.sweepers import sweeper_of
 from holdfast.actors.workers import report_writer
 from holdfast.actors.workers.newest_queue import NewestQueue
 from holdfast.actors.workers.report_writer import BATCH_MAX, ReportWriter, store_last_reports
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.claims.reports import write_reports
 from holdfast.persistence.queries.reports import newest_position, reports_after, reports_page
 from holdfast.persistence.records.unreadable import UnreadableEntry

@@ -26,10 +26,9 @@ from holdfast.actors.sign_in.messages import (
     SignedIn,
     VerifyCode,
 )
-from holdfast.ledger.clock import utc_now
-from holdfast.ledger.ids import place_digits, place_of
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.ledger.sign_in_codes import WRONG_TOKENS_MAX, WRONG_TOKENS_WINDOW, CodeLimits
+from holdfast.ledger.values import place_digits, place_of, utc_now
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.loading import load_sign_in

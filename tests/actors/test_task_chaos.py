@@ -36,13 +36,12 @@ from holdfast.actors.task.messages import (
     RecordSubmission,
     Wake,
 )
-from holdfast.ledger.clock import utc_now
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.events import EVENT_KINDS
 from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate
 from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import HostingFailure
 from holdfast.ledger.tasks.usage_totals import days_of
+from holdfast.ledger.values import new_id, utc_now
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.audit.rules import BrokenRule
 from holdfast.persistence.claims.contents import Content

@@ -19,7 +19,7 @@ from holdfast.cluster.codec import ACCOUNTS, codecs
 from holdfast.cluster.endpoints import Listener
 from holdfast.cluster.members import Members
 from holdfast.cluster.placed import PlacedDirectory
-from holdfast.ledger.ids import place_of
+from holdfast.ledger.values import place_of
 from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Beat, Member, Membership, Process
 from holdfast.persistence.journal.changes import Changes
 from holdfast.persistence.records.rows import SessionRevokedRow

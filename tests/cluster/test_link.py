@@ -15,8 +15,8 @@ from holdfast.actors.task.messages import CancelTask
 from holdfast.cluster.codec import ACCOUNTS, TASKS, LinkLost, NotAccepted
 from holdfast.cluster.frames import PROTOCOL, Hello
 from holdfast.cluster.link import PING_S, SILENT_S
-from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import utc_now
 from holdfast.telemetry.traces import traceparent
 
 from .link_ends import (

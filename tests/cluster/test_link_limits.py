@@ -21,7 +21,7 @@ from holdfast.cluster.answering import Answering
 from holdfast.cluster.codec import ACCOUNTS, CannotEncode, LinkLost, codecs
 from holdfast.cluster.frames import PROTOCOL, AskFrame, Hello, Ping, Pong, Reply, RowsChanged
 from holdfast.cluster.link import SILENT_S, Link
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.journal.changes import Change, Changes
 
 from .link_ends import (

@@ -22,7 +22,7 @@ from holdfast.cluster.frames import HELLO_S, PROTOCOL
 from holdfast.cluster.link import PING_S, SILENT_S
 from holdfast.cluster.members import JOIN_S, UNREACHED_S, slots_of
 from holdfast.cluster.members import SINGLETONS as FIXED
-from holdfast.ledger.ids import place_of
+from holdfast.ledger.values import place_of
 from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Beat, Member, Membership
 from holdfast.persistence.journal.units import Unit
 from holdfast.persistence.records.rows import AccountHead, SessionRevokedRow

@@ -50,7 +50,7 @@ from holdfast.http.endpoints.operators.providers import ProviderCheckRequest
 from holdfast.http.kit import waiting
 from holdfast.http.kit.credentials import mint_api_key
 from holdfast.http.kit.errors import ERROR_TABLE
-from holdfast.ledger.ids import PLACES, new_id, new_id_at, new_id_of_account, place_of
+from holdfast.ledger.values import PLACES, new_id, new_id_at, new_id_of_account, place_of
 from holdfast.persistence.claims.processes import LEASE_S, Membership, MemberState, Process, renew_lease
 from holdfast.persistence.server.connections import make_engine
 from holdfast.persistence.server.migrate import migrate

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from holdfast.cluster.placement import owner_of_name, owners_of_places
-from holdfast.ledger.ids import PLACES
+from holdfast.ledger.values import PLACES
 
 MEMBERS = [f"proc_{number}" for number in range(16)]
 

@@ -34,8 +34,7 @@ from holdfast.cluster.codec import ACCOUNTS, codecs
 from holdfast.cluster.endpoints import MemberEndpoint, MutualTls, UnusableFile, mutual_tls, socket_path
 from holdfast.cluster.members import SINGLETONS, Members
 from holdfast.cluster.placed import PlacedDirectory
-from holdfast.ledger.clock import utc_now
-from holdfast.ledger.ids import new_id, place_of
+from holdfast.ledger.values import new_id, place_of, utc_now
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.journal.changes import Changes

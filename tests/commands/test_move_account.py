@@ -13,7 +13,7 @@ from tests.fresh_databases import FreshDatabases
 
 from holdfast.commands.move_account import EndOfMove, move_account
 from holdfast.ledger.cells import Cell
-from holdfast.ledger.ids import PLACES
+from holdfast.ledger.values import PLACES
 from holdfast.persistence.operators.moves import MoveRefused
 from holdfast.settings.settings import load_settings
 

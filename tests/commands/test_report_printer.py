@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from holdfast.commands.cli import app
 from holdfast.commands.reports import ReportPrinter, line_of, read_since
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.claims.reports import write_last_reports
 from holdfast.telemetry.reports.report import EVERY_REPORT, Report, ReportFilter
 

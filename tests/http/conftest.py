@@ -42,6 +42,7 @@ from .fake_parts import (
     FakeMailer,
     FakePoison,
     FakeProviderChecks,
+    FakeRegistry,
     no_connection,
     write_no_record,
 )
@@ -83,8 +84,6 @@ def settings(development_settings: Settings, tmp_path: Path) -> Settings:
 @pytest.fixture
 def stage(settings: Settings, tmp_path: Path) -> Stage:
     """The API without a database: every read fails."""
-    catalog = default_catalog()
-    secrets = {"studio": ("studio-callback-secret",), None: ("common-callback-secret",)}
     accounts, sign_ins, tasks = FakeDirectory(), FakeDirectory(OriginAdmitted()), FakeDirectory()
     reports: list[Report] = []
     mailer, store = FakeMailer(), LocalStore(tmp_path / "files")
@@ -96,9 +95,9 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         accounts=accounts,
         sign_ins=sign_ins,
         tasks=tasks,
-        catalog=lambda: catalog,
-        catalog_of=lambda _version: None,
-        callback_secrets=lambda name: secrets.get(name, ()),
+        registry=FakeRegistry(
+            default_catalog(), {"studio": ("studio-callback-secret",), None: ("common-callback-secret",)}
+        ),
         write_record=write_no_record,
         urls=PublicUrls(
             base=PUBLIC_URL, link_keys=settings.derived_keys("asset links"), link_ttl_s=settings.asset_link_ttl_s

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.unfenced import EventCommands
 from holdfast.http.kit.operating import Readiness
+from holdfast.ledger.catalog.models import Catalog
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.ledger.tasks.webhook_secrets import Rotation
@@ -73,6 +74,21 @@ async def write_no_record(change: Callable[[Connection], R]) -> R:
 
 
 @dataclass
+@dataclass
+class FakeRegistry:
+    """A catalog and the secrets of its providers; only the catalogs of ``past`` are known beside it."""
+
+    catalog: Catalog
+    secrets: Mapping[str | None, Sequence[str]]
+    past: Mapping[str, Catalog] = field(default_factory=dict)
+
+    def catalog_of(self, version: str) -> Catalog | None:
+        return self.past.get(version)
+
+    def callback_secrets(self, provider: str | None) -> Sequence[str]:
+        return self.secrets.get(provider, ())
+
+
 class FakeProviderChecks:
     """Checks that take the given steps; ``charging`` are the providers that charge."""
 

@@ -19,7 +19,6 @@ from holdfast.actors.account.messages import (
 from holdfast.actors.runtime.messages import Command, Replayed
 from holdfast.actors.unfenced import UnmatchedEventStore
 from holdfast.actors.workers.order_checks import Checked, OrderChecks
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.decisions import (
     attach_intent,
     create_order,
@@ -30,6 +29,7 @@ from holdfast.ledger.orders.decisions import (
 from holdfast.ledger.orders.order import Order, OrderResult
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import new_id
 from holdfast.providers.card.base import CardDetails, CardFault, IntentCreated, RefundMade, SetupIntentCreated
 
 

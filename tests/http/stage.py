@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
@@ -44,7 +44,7 @@ from holdfast.telemetry.reports.report import Report
 from holdfast.telemetry.reports.reporter import Reporter
 
 from .fake_actors import FakeDirectory
-from .fake_parts import FakeMailer
+from .fake_parts import FakeMailer, FakeRegistry
 from .identities import ACCOUNT, CARD_SECRET, KEY, NOW, OTHER_ACCOUNT, PUBLIC_URL, SESSION, TOKEN
 from .order_stand_ins import FakeCard, FakeUnmatchedEvents, OrderRules, make_order
 
@@ -150,6 +150,15 @@ class Stage(Caller):
                 own = {each.name: parts.pop(each.name) for each in fields(group) if each.name in parts}
                 parts[name] = replace(group, **own)
         self.app.deps = replace(deps, **parts)
+
+    def sell(self, catalog: Catalog, *past: Catalog) -> None:
+        """Let a catalog be the current one, and earlier ones be known."""
+        known = {each.version: each for each in (catalog, *past)}
+        self.change(registry=replace(cast(FakeRegistry, self.deps.registry), catalog=catalog, past=known))
+
+    def sign_callbacks(self, secrets: Mapping[str | None, Sequence[str]]) -> None:
+        """Let these be the secrets of the providers."""
+        self.change(registry=replace(cast(FakeRegistry, self.deps.registry), secrets=secrets))
 
     def configure(self, **values: Any) -> None:
         """Replace settings."""

@@ -14,9 +14,9 @@ from tests.strict_html import StrictHtml
 from holdfast.actors.account.messages import RemoveCard, SetAutoTopUp
 from holdfast.http.endpoints.payments.card import CARD_MIN_MICRO
 from holdfast.http.schemas.payments import BalanceTransactionBody, PaymentOrderBody, payment_order_body
-from holdfast.ledger.money import MICRO
 from holdfast.ledger.orders.order import Order, Statuses
 from holdfast.ledger.orders.top_ups import AutoTopUp, SavedCard, TopUpSettings
+from holdfast.ledger.values import MICRO
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.rows import AutoTopUpRow
 from holdfast.providers.card.base import CardDetails, CardTimeout

@@ -12,8 +12,7 @@ from tests.clients import ok, refused
 from tests.made_statements import START, made_history
 from tests.persistence.read_costs import Reads
 
-from holdfast.ledger.clock import format_time
-from holdfast.ledger.money import format_amount
+from holdfast.ledger.values import format_amount, format_time
 from holdfast.persistence.queries.ledger import totals_at
 from holdfast.persistence.records import tables
 

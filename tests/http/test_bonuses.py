@@ -11,8 +11,8 @@ from tests.strict_html import StrictHtml
 
 from holdfast.http.schemas.payments import order_bonus_body
 from holdfast.ledger.catalog.bonuses import Bonus
-from holdfast.ledger.money import MICRO
 from holdfast.ledger.orders.order import BonusMove, OrderBonus, Statuses
+from holdfast.ledger.values import MICRO
 
 from .identities import NOW
 from .order_stand_ins import make_order
@@ -35,8 +35,7 @@ BONUSES = (
 
 def offer(stage: Stage, *bonuses: Bonus) -> None:
     """Have the catalog give these bonuses from now on."""
-    catalog = replace(default_catalog(), bonuses=bonuses)
-    stage.change(catalog=lambda: catalog)
+    stage.sell(replace(default_catalog(), bonuses=bonuses))
 
 
 async def test_anybody_may_list_the_bonuses(stage: Stage) -> None:

@@ -22,8 +22,8 @@ from holdfast.http.endpoints.operators import bulk
 from holdfast.http.endpoints.operators.bulk import ACTS, AT_ONCE, BATCH, BulkActions
 from holdfast.http.kit.actions import Action, ActionRun
 from holdfast.http.schemas.operators import ActionWithReason
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import new_id
 from holdfast.persistence.operators.bulk import Match
 from holdfast.persistence.queries.events import EventAddress
 from holdfast.persistence.records.tables import outbox

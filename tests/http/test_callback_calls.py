@@ -98,7 +98,7 @@ async def test_a_large_callback_is_413(stage: Stage) -> None:
 
 async def test_updates_of_unknown_or_other_providers_tasks_are_404(api: Api) -> None:
     refused(await send(api, update(request_id="~invalid~")), 404, "task_not_found")
-    api.change(callback_secrets=lambda _: (SECRET,))
+    api.sign_callbacks({None: (SECRET,)})
     refused(await send(api, update(), key_name=None), 404, "task_not_found")
     await api.add_task(api.task("task_a", provider="other"))
     refused(await send(api, update(provider="studio"), key_name=None), 404, "task_not_found")
@@ -108,7 +108,7 @@ async def test_updates_of_unknown_or_other_providers_tasks_are_404(api: Api) -> 
 async def test_a_sender_without_a_key_name_updates_only_its_own_tasks(api: Api) -> None:
     api.tasks.answer = TaskReply(api.task("task_a"))
     secrets = {"studio": (SECRET,), "other": ("other-secret",), None: (SECRET, "other-secret")}
-    api.change(callback_secrets=lambda name: secrets.get(name, ()))
+    api.sign_callbacks(secrets)
     await api.add_task(api.task("task_a"))
     assert (await send(api, update(), key_name=None)).status_code == 200
     forged = sign("other-secret", update(provider="studio"), at=int(api.now.timestamp()))
@@ -118,7 +118,7 @@ async def test_a_sender_without_a_key_name_updates_only_its_own_tasks(api: Api) 
 
 
 async def test_without_any_secret_callbacks_are_refused(stage: Stage) -> None:
-    stage.change(callback_secrets=lambda name: ("",))
+    stage.sign_callbacks({"studio": ("",)})
     response = await send(stage, update(), signature="t=1,v1=" + "0" * 64)
     refused(response, 503, "provider_not_configured")
 

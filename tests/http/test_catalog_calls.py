@@ -51,8 +51,7 @@ def catalog_of(text: str = MODEL, schema: object = SCHEMA) -> Catalog:
 
 def put(stage: Stage, catalog: Catalog, *, past: Catalog | None = None) -> None:
     """Let a catalog be in force; of earlier ones ``past`` is still known."""
-    known = {each.version: each for each in (catalog, past) if each is not None}
-    stage.change(catalog=lambda: catalog, catalog_of=known.get)
+    stage.sell(catalog, *(() if past is None else (past,)))
 
 
 async def quoted(stage: Stage, given: dict[str, Any]) -> dict[str, Any]:

@@ -25,9 +25,9 @@ from holdfast.http.kit.forwarding import MARK, Clients
 from holdfast.ledger.alerts.alerts import Alerts
 from holdfast.ledger.api_keys import SCOPES
 from holdfast.ledger.cells import Cell, Cells
-from holdfast.ledger.ids import PLACES, new_id, new_id_at, place_of
 from holdfast.ledger.orders.order import OrderResult
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import PLACES, new_id, new_id_at, place_of
 from holdfast.persistence.queries.credentials import SessionRecord, find_sessions
 from holdfast.persistence.queries.moves import (
     Away,

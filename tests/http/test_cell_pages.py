@@ -12,7 +12,7 @@ from sqlalchemy import insert, update
 
 from holdfast.http.endpoints.operators import cells as cells_module
 from holdfast.ledger.cells import Cell, Cells
-from holdfast.ledger.ids import PLACES, new_id_at, place_of
+from holdfast.ledger.values import PLACES, new_id_at, place_of
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.move_tables import AccountMove, account_moves
 

@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.http.endpoints.sign_in import normalise_email
 from holdfast.http.kit.credentials import Bearer, KeyCache, KnownKey, digest, is_api_key, mint_api_key, read_bearer
-from holdfast.ledger.ids import place_digits, place_of
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import place_digits, place_of
 
 TOKEN = "hst_" + "A" * 43
 KEY = mint_api_key("acct_1", live=True).secret

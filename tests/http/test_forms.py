@@ -49,11 +49,11 @@ async def send(api: Api, path: str, *parts: bytes, **options: Any) -> httpx2.Res
 
 def use_model(api: Api, model_id: str, **properties: Any) -> None:
     """Let a model of the catalog take these fields."""
-    catalog = api.deps.catalog()
+    catalog = api.deps.registry.catalog
     document = {"type": "object", "properties": properties, "additionalProperties": False}
     model = msgspec.structs.replace(catalog.models[model_id], input_schema=document, schema=InputSchema(document))
     changed = replace(catalog, models={**catalog.models, model_id: model})
-    api.change(catalog=lambda: changed)
+    api.sell(changed)
 
 
 def created(api: Api) -> CreateTask:

@@ -50,14 +50,14 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def take_any_text(api: Api) -> None:
     """Let the field have no pattern, which the shipped model has."""
-    catalog = api.deps.catalog()
+    catalog = api.deps.registry.catalog
     model = catalog.models[EDIT]
     document = {
         "type": "object",
         "properties": {"prompt": {"type": "string"}, "image_url": {"type": "string", "format": "uri"}},
     }
     changed = msgspec.structs.replace(model, input_schema=document, schema=type(model.schema)(document))
-    api.change(catalog=lambda: replace(catalog, models={**catalog.models, EDIT: changed}))
+    api.sell(replace(catalog, models={**catalog.models, EDIT: changed}))
 
 
 async def send(api: Api, layer: str, address: str) -> httpx2.Response:
@@ -102,10 +102,10 @@ async def test_a_provider_may_be_allowed_private_addresses_by_its_entry(api: Api
     api.accounts.answer = NOT_DONE
     take_any_text(api)
     refused(await send(api, "create", "http://files.internal:9000/a.png"), 400, "invalid_input")
-    catalog = api.deps.catalog()
+    catalog = api.deps.registry.catalog
     name = catalog.models[EDIT].upstream.provider
     entry = msgspec.structs.replace(catalog.providers[name], input_origins=("http://files.internal:9000",))
-    api.change(catalog=lambda: replace(catalog, providers={**catalog.providers, name: entry}))
+    api.sell(replace(catalog, providers={**catalog.providers, name: entry}))
     await send(api, "create", "http://files.internal:9000/a.png")
     assert len(api.accounts.asked) == 1
     refused(await send(api, "create", "http://files.internal:9001/a.png"), 400, "invalid_input")

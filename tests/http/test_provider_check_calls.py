@@ -36,7 +36,7 @@ async def test_the_cheapest_model_is_run_with_a_made_up_input(stage: Stage) -> N
     assert response.status_code == 200, body
     assert (body["provider"], body["ok"], body["charges"]) == ("studio", True, False)
     [(provider, upstream_model, job_input, wait_s)] = checks_of(stage).runs
-    catalog = stage.deps.catalog()
+    catalog = stage.deps.registry.catalog
     model = catalog.models[body["model"]]
     assert (provider, upstream_model, wait_s) == ("studio", model.upstream.model, 30.0)
     assert model.schema.violations(job_input) == []

@@ -59,7 +59,7 @@ async def test_providers_are_added_up_over_processes(api: Api) -> None:
         "errors": {"timeout": 3},
         "callbacks_refused": {"invalid_signature": 6},
         "tasks": {"queued": 1, "processing": 2, "review": 1},
-        "slots": api.deps.catalog().providers["studio"].concurrency,
+        "slots": api.deps.registry.catalog.providers["studio"].concurrency,
         "slots_used": 1,
         "oldest_queued_s": 30.0,
     }

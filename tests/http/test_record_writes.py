@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from tests.clients import refused
 
 from holdfast.http.kit.fair_shares import FairShares
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.values import new_id
 from holdfast.persistence.claims.coupons import WRONG_CODES_MAX
 from holdfast.persistence.records.event_rows import WebhookDeletedRow
 

@@ -23,7 +23,7 @@ from holdfast.http.kit.operator_access import begin_session, end_session
 from holdfast.http.kit.operators import OPERATOR_COOKIE
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.kit.waiting import STREAM_S
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.claims.reports import write_reports
 from holdfast.persistence.queries.reports import reports_after
 from holdfast.persistence.records import tables

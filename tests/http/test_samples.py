@@ -80,7 +80,7 @@ def test_the_operators_token_is_on_no_command_line() -> None:
 
 
 async def test_the_examples_for_openai_name_models_that_make_what_is_asked_for(stage: Stage) -> None:
-    models = stage.deps.catalog().models
+    models = stage.deps.registry.catalog.models
     paths = describe(ROUTES, "https://holdfast.example", EXTENSIONS)["paths"]
     for path, modality in {
         "/v1/images/generations": "image",

@@ -23,10 +23,10 @@ from tests.made_statements import REASONS, START, findings, made_history
 from tests.persistence.tampered_rows import tamper
 
 from holdfast.ledger.api_keys import ACCOUNT_READ, TASKS_READ
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.credit import verify_statement
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.credit.verify_statement import Check, Key, compare, read_keys
+from holdfast.ledger.values import format_time
 from holdfast.persistence.records import tables
 
 if TYPE_CHECKING:

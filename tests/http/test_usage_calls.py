@@ -13,8 +13,8 @@ import pytest
 import trio
 from tests.clients import ok, refused
 
-from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.operations import Operation, OperationKind, Posting
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries import usage_totals as queries

@@ -20,7 +20,7 @@ import pytest
 import trio
 from tests.clients import ok, until
 
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.values import new_id
 
 from .conftest import NewCustomer, NewService
 from .operator_client import Operator

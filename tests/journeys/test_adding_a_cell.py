@@ -10,7 +10,7 @@ from sqlalchemy import text
 from tests.clients import Customer, code_of, loopback_client, ok
 from tests.reserved_ports import reserve_port
 
-from holdfast.ledger.ids import place_of
+from holdfast.ledger.values import place_of
 from holdfast.persistence.server.connections import connected
 from holdfast.start.exit_codes import BAD_CONFIGURATION
 

@@ -18,7 +18,7 @@ from tests.clients import Customer, Totals, code_of, loopback_client, ok, refuse
 from tests.tools import needs
 
 from holdfast.ledger.cells import Cell
-from holdfast.ledger.ids import place_of
+from holdfast.ledger.values import place_of
 
 from .load import Witness
 from .quiet_provider import MODEL, QuietProvider, quiet_provider, signed

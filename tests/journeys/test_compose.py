@@ -29,7 +29,7 @@ from tests.reserved_ports import reserve_port
 from tests.tools import needs, path_of
 
 from holdfast.commands.init import MEMBERS
-from holdfast.ledger.ids import place_digits, place_of
+from holdfast.ledger.values import place_digits, place_of
 
 from .service_process import new_folder
 

@@ -19,7 +19,7 @@ import trio
 from sqlalchemy import text
 from tests.clients import ENDED, Customer, code_of, loopback_client, ok, refused, until
 
-from holdfast.ledger.money import MICRO
+from holdfast.ledger.values import MICRO
 from holdfast.persistence.server.connections import connected
 
 from .conftest import NewCustomer

@@ -20,7 +20,7 @@ import trio
 from tests.clients import IMAGE, Customer, code_of, ok, refused, until
 
 from holdfast.actors.workers.sweeper import SIGN_INS_RETENTION_S
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.claims.expired import delete_expired
 from holdfast.persistence.records.tables import metadata
 from holdfast.persistence.server.connections import connected

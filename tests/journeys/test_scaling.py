@@ -25,7 +25,7 @@ from tests.clients import Customer, loopback_client, ok, until
 from tests.haproxy_process import Proxy, haproxy
 from tests.tools import needs
 
-from holdfast.ledger.ids import place_of
+from holdfast.ledger.values import place_of
 
 from .conftest import NewService
 from .load import Witness

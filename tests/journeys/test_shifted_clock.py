@@ -16,7 +16,7 @@ from .conftest import NewCustomer, NewService
 SHIFTED = """
 import time
 from datetime import timedelta
-from holdfast.ledger import clock
+from holdfast.ledger import values
 
 _utc_now, _time = clock.utc_now, time.time
 clock.utc_now = lambda: _utc_now() + timedelta(seconds={shift_s})

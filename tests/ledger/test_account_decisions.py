@@ -21,8 +21,8 @@ from holdfast.ledger.credit.account import (
     decide_reversal,
 )
 from holdfast.ledger.credit.operations import CHAIN_START, SETTLING, NewLot, Operation, OperationKind
-from holdfast.ledger.money import AMOUNT_MICRO_MAX
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import AMOUNT_MICRO_MAX
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 amounts = st.one_of(st.integers(-3, 50), st.integers(1, AMOUNT_MICRO_MAX))

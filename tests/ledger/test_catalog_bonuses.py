@@ -9,7 +9,7 @@ import pytest
 from holdfast.ledger.catalog.bonuses import BONUSES_MAX, bonus_of
 from holdfast.ledger.catalog.catalog import CatalogFault, load_catalog, parse_catalog
 from holdfast.ledger.catalog.models import Catalog
-from holdfast.ledger.money import MICRO
+from holdfast.ledger.values import MICRO
 from holdfast.providers.media.kinds import kind_rules
 
 MODEL = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.ledger.cells import Cells, parse_cells
-from holdfast.ledger.ids import place_carried_by, place_of
+from holdfast.ledger.values import place_carried_by, place_of
 
 TWO = """
 [[cell]]

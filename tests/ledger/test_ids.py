@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 import threading
 
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.values import new_id
 
 
 def test_an_id_is_a_prefix_and_the_hex_digits_of_a_version_7_uuid() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.ledger.money import AMOUNT_MICRO_MAX, MICRO, format_amount, format_price, parse_amount
+from holdfast.ledger.values import AMOUNT_MICRO_MAX, MICRO, format_amount, format_price, parse_amount
 
 amounts = st.integers(1, AMOUNT_MICRO_MAX)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from holdfast.ledger.ids import PLACES, new_id, new_id_of_account, place_carried_by, place_digits, place_of
+from holdfast.ledger.values import PLACES, new_id, new_id_of_account, place_carried_by, place_digits, place_of
 
 
 def test_a_place_never_changes() -> None:

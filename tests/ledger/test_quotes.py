@@ -16,9 +16,9 @@ from holdfast.ledger.catalog.catalog import load_catalog, parse_catalog
 from holdfast.ledger.catalog.models import Catalog
 from holdfast.ledger.catalog.pricing import PricedInput, quote_input
 from holdfast.ledger.catalog.seals import QUOTE_ID_CHARS_MAX, SealedQuote, quote_matches, seal_quote, unseal_quote
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.plain_json import canonical_json
 from holdfast.ledger.refusals import CLAUSE_CHARS_MAX, MESSAGE_CHARS_MAX, PARAM_CHARS_MAX, VIOLATIONS_MAX, Refusal
+from holdfast.ledger.values import new_id
 from holdfast.providers.media.kinds import kind_rules
 
 CATALOG = load_catalog(None, kind_rules())

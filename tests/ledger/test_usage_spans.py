@@ -11,8 +11,8 @@ from zoneinfo import ZoneInfo, available_timezones
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.ledger.clock import midnight
 from holdfast.ledger.tasks.usage_totals import SPANS_S, days_of, pieces_of
+from holdfast.ledger.values import midnight
 
 DAY = timedelta(days=1)
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 import trio
 
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.server.database import Database
 

@@ -13,8 +13,8 @@ from tests.persistence.read_costs import Reads
 from tests.sweepers import sweeper_of
 
 from holdfast.ledger.catalog.terms import Deadlines
-from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks.dispatch import Silence
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.claims.expired import delete_expired
 from holdfast.persistence.claims.lots import accounts_with_expired_lots
 from holdfast.persistence.claims.processes import renew_lease, take_over, this_process

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, InternalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.claims.coupons import NewCouponClaim, add_coupon, claim_coupon, end_coupon, sha256_of_code
 from holdfast.persistence.operators.records import write_action
 from holdfast.persistence.records.credit_tables import CouponClaim, CouponRow

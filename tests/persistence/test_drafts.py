@@ -14,8 +14,7 @@ import psycopg
 import pytest
 
 from holdfast.ledger.api_keys import KeyTerms
-from holdfast.ledger.clock import utc_now
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.values import new_id, utc_now
 from holdfast.persistence.journal.statements import BULK_ROWS, STATEMENTS, draft_of, preconditions_of
 from holdfast.persistence.journal.units import Committed, Fence, Stale, Unit
 from holdfast.persistence.journal.writer import _LOCK, _PROBE, BatchWriter, CommitUnanswered, ConnectionLost

@@ -17,10 +17,10 @@ from sqlalchemy.dialects.postgresql import JSON
 from holdfast.ledger.alerts.account_events import AccountDisabled
 from holdfast.ledger.alerts.alerts import Alerts
 from holdfast.ledger.api_keys import KeyTerms
-from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.limits import Limit
 from holdfast.ledger.credit.operations import NewLot, OperationKind
 from holdfast.ledger.orders.top_ups import AutoTopUp
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.journal.statements import STATEMENTS, WRITTEN_KINDS, RowStatement
 from holdfast.persistence.journal.units import (
     Broken,

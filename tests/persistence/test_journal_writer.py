@@ -13,8 +13,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.operations import Operation
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.journal.units import (
     AlreadyReplied,
     Broken,

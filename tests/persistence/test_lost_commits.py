@@ -14,7 +14,7 @@ import psycopg
 import pytest
 import trio
 
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import (
     Fence,

@@ -15,8 +15,7 @@ from tests.fresh_databases import FreshDatabases
 
 from holdfast.ledger.cells import Cell
 from holdfast.ledger.cells import Cells as AllCells
-from holdfast.ledger.clock import utc_now
-from holdfast.ledger.ids import PLACES, place_of
+from holdfast.ledger.values import PLACES, place_of, utc_now
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.audit.moves import MOVE_RULES, differences_between
 from holdfast.persistence.claims.contents import claim_contents

@@ -12,11 +12,10 @@ import psycopg
 from psycopg import sql
 
 from holdfast.ledger.api_keys import KeyTerms
-from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.account import AccountState, decide_credit, decide_hold, decide_release
 from holdfast.ledger.credit.operations import Operation
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import new_id, utc_now
 from holdfast.persistence.journal.units import (
     Committed,
     Fence,

@@ -15,8 +15,8 @@ from holdfast.actors.runtime.faults import Crashed, Quarantined
 from holdfast.actors.runtime.messages import Command, IdempotencyKey
 from holdfast.actors.workers.newest_queue import NewestQueue
 from holdfast.actors.workers.poison_writer import PoisonedMessage, PoisonWriter
-from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import utc_now
 from holdfast.persistence.journal.units import Broken, Committed
 from holdfast.persistence.operators.poison import RowCipher, poison_by_id
 from holdfast.persistence.records.operator_tables import PoisonRecord

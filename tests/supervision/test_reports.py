@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.typing import FilteringBoundLogger
 
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.values import utc_now
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.telemetry import metrics
 from holdfast.telemetry.reports.causes import describe, leaf_of

@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from holdfast.commands import cli
-from holdfast.ledger.ids import Prefix, new_id
+from holdfast.ledger.values import Prefix, new_id
 from holdfast.settings.settings import load_settings
 from holdfast.sockets.listening import CannotListen
 from holdfast.start.single_process import serve

@@ -11,7 +11,7 @@ import structlog
 import trio
 from trio.testing import MockClock
 
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.values import utc_now
 from holdfast.telemetry.reports.feed import PAGE_MAX, ReportFeed, ReportReader
 from holdfast.telemetry.reports.report import Report, ReportsAfter, StoredReport
 from holdfast.telemetry.reports.reporter import Reporter

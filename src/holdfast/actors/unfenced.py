@@ -9,8 +9,8 @@ from holdfast.actors.runtime.faults import OutcomeUnknown, Unavailable
 from holdfast.actors.runtime.refs import TellRef
 from holdfast.actors.task.messages import EventsDue
 from holdfast.ledger.alerts.account_events import TEST, WebhookTest
-from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.webhook_secrets import Rotation
+from holdfast.ledger.values import Now
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit, Unknown
 from holdfast.persistence.queries.events import EventAddress

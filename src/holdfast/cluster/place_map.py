@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 
 from holdfast.cluster.endpoints import HTTP
 from holdfast.cluster.placement import owners_of_places
-from holdfast.ledger.ids import PLACES, place_digits
+from holdfast.ledger.values import PLACES, place_digits
 from holdfast.persistence.claims.processes import Member, read_ready_members
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.migrate import pending

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 
-from holdfast.ledger.ids import PLACES
+from holdfast.ledger.values import PLACES
 
 _SCORE_BYTES = 8
 

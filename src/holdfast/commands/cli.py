@@ -257,7 +257,7 @@ def clock_command(
     ] = False,
 ) -> None:
     """Show service time, the database's clock and this machine's."""
-    from holdfast.ledger.clock import format_time
+    from holdfast.ledger.values import format_time
     from holdfast.persistence.operators.clocks import read_clocks, reset_service_time
     from holdfast.persistence.server.connections import connected
 

@@ -17,7 +17,7 @@ from holdfast.commands.common import fail, until_interrupted
 from holdfast.commands.reports import beginning_of
 from holdfast.commands.service_calls import ServiceFault, call_service
 from holdfast.http.endpoints.operators.following import ENTRIES_MAX, Followed, FollowedEntry
-from holdfast.ledger.clock import format_time
+from holdfast.ledger.values import format_time
 from holdfast.settings.settings import ServiceLocation, environment, load_service_location
 from holdfast.start.exit_codes import GAVE_UP
 from holdfast.telemetry.logs.lines import printable

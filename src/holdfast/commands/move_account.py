@@ -19,8 +19,7 @@ import trio
 from sqlalchemy import Connection, text
 
 from holdfast.ledger.cells import Cells
-from holdfast.ledger.clock import utc_now
-from holdfast.ledger.ids import place_of
+from holdfast.ledger.values import place_of, utc_now
 from holdfast.persistence.claims.contents import Content, ContentClaims
 from holdfast.persistence.operators.moves import (
     MoveRefused,

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from holdfast.commands.common import database, fail, refuse_old_tables, until_interrupted
-from holdfast.ledger.clock import format_time, utc_now
+from holdfast.ledger.values import format_time, utc_now
 from holdfast.persistence.queries.reports import newest_position, reports_after, reports_page
 from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.persistence.server.connections import connected

@@ -9,7 +9,7 @@ import httpx2
 import msgspec
 
 from holdfast import __version__
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.values import new_id
 from holdfast.settings.settings import ServiceLocation
 
 T = TypeVar("T")

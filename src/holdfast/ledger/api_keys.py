@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Final, NamedTuple, TypedDict
 
-from holdfast.ledger.clock import format_time
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import format_amount, format_time
 
 TASKS_READ: Final = "tasks:read"
 TASKS_WRITE: Final = "tasks:write"

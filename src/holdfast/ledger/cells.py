@@ -1,6 +1,6 @@
 """Cells: ordinary installations, each with a database of its own, that serve one public address together.
 
-Each place (:mod:`holdfast.ledger.ids`) belongs to one cell, whose new accounts have only its places. The hash of
+Each place (:mod:`holdfast.ledger.values`) belongs to one cell, whose new accounts have only its places. The hash of
 an e-mail address leads to a cell in the same way; that cell's database knows where the address has its account.
 All cells read the same list, a TOML file with a table ``[[cell]]`` for each. A service without one is not divided.
 """
@@ -15,7 +15,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from holdfast.ledger.ids import PLACES, new_id, new_id_at, place_of
+from holdfast.ledger.values import PLACES, new_id, new_id_at, place_of
 
 CELLS_MAX: Final = 64
 

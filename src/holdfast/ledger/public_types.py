@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 import msgspec
 
-from holdfast.ledger.money import CURRENCY
+from holdfast.ledger.values import CURRENCY
 
 Amount: TypeAlias = Annotated[
     str,

@@ -20,8 +20,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import new_id
 
 T = TypeVar("T", "Occurrence", "Code")
 

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.ledger.cells import Cells
-from holdfast.ledger.ids import PLACES
+from holdfast.ledger.values import PLACES
 from holdfast.settings.checks import (
     MEMBER_TLS,
     OWN_SECRETS,

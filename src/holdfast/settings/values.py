@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.ledger.cells import Cell, parse_cells
-from holdfast.ledger.money import parse_amount
 from holdfast.ledger.public_types import expected_value
+from holdfast.ledger.values import parse_amount
 
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 ProxyHeader = Literal["X-Forwarded-For", "Forwarded"]

@@ -7,8 +7,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from holdfast.ledger.clock import Now, format_time, utc_now
 from holdfast.ledger.public_types import MemberId, Time
+from holdfast.ledger.values import Now, format_time, utc_now
 from holdfast.telemetry.scrubbing import scrub
 
 RING_RECORDS = 1_000

@@ -29,7 +29,7 @@ from holdfast.actors.runtime.faults import Crashed, EndedByOperator, Quarantined
 from holdfast.actors.runtime.journaled import JournaledActor
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox
 from holdfast.actors.workers.poison_writer import message_crashed_on
-from holdfast.ledger.clock import format_time
+from holdfast.ledger.values import format_time
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.supervision.dead_letters import NOT_HANDLED, DeadReason

@@ -12,8 +12,8 @@ import trio
 from holdfast.actors.runtime.faults import AskFault, Crashed, OutcomeUnknown
 from holdfast.actors.runtime.messages import Command, Replayed
 from holdfast.actors.runtime.refs import Directory
-from holdfast.ledger.clock import Now
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import Now
 from holdfast.persistence.operators.poison import (
     CannotDecrypt,
     RowCipher,

@@ -8,7 +8,7 @@ from typing import Literal
 
 import trio
 
-from holdfast.ledger.clock import format_time
+from holdfast.ledger.values import format_time
 from holdfast.supervision.faults import root_cause
 from holdfast.supervision.spec import Child, ChildSpec, Intensity, RestartWindow
 from holdfast.supervision.status import Branch, ChildState, ChildStatus, Works, work_of

@@ -14,8 +14,8 @@ import msgspec
 import structlog
 import trio
 
-from holdfast.ledger.clock import Now, format_time, utc_now
 from holdfast.ledger.public_types import MemberId, Time
+from holdfast.ledger.values import Now, format_time, utc_now
 from holdfast.telemetry import metrics
 from holdfast.telemetry.costs import costs
 from holdfast.telemetry.logs import keep_refusal

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import get_args
 from urllib.parse import quote
 
-from holdfast.ledger.ids import Prefix
+from holdfast.ledger.values import Prefix
 
 SCRUBBED = "***"
 TEXT_LIMIT_CHARS = 2_000

@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 import trio
 
-from holdfast.ledger.clock import format_time, utc_now
 from holdfast.ledger.public_types import Time
+from holdfast.ledger.values import format_time, utc_now
 
 SPAN_S: Final = 300.0
 SPANS: Final = 12

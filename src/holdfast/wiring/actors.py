@@ -25,11 +25,10 @@ from holdfast.actors.workers.newest_queue import NewestQueue
 from holdfast.actors.workers.poison_writer import PoisonedMessage, PoisonWriter
 from holdfast.cluster.codec import ACCOUNTS, SIGN_INS, TASKS, CannotEncode, codecs
 from holdfast.cluster.placed import PlacedDirectory
-from holdfast.ledger.clock import Now
-from holdfast.ledger.ids import new_id, place_carried_by, place_of
 from holdfast.ledger.orders.order import Seller
 from holdfast.ledger.sign_in_codes import CodeLimits
 from holdfast.ledger.tasks.task import Task
+from holdfast.ledger.values import Now, new_id, place_carried_by, place_of
 from holdfast.persistence.journal.journal import Journal, WritePath
 from holdfast.persistence.operators.poison import RowCipher
 from holdfast.persistence.queries.loading import (

@@ -13,7 +13,7 @@ from holdfast.http.kit.operating import Operating, Readiness
 from holdfast.http.kit.sending import Sending
 from holdfast.http.kit.upload_shares import Storage
 from holdfast.http.kit.waiting_calls import STREAMS_PER_READ_MAX, Following, WaitingCalls
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.values import new_id
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.lookups import GroupedLookups
 from holdfast.providers.outbound.guarded import GuardedClient
@@ -117,9 +117,7 @@ def _dependencies(
         accounts=actors.accounts,
         sign_ins=actors.sign_ins,
         tasks=actors.tasks,
-        catalog=lambda: registry.catalog,
-        catalog_of=registry.catalog_of,
-        callback_secrets=registry.callback_secrets,
+        registry=registry,
         write_record=database.record,
         urls=parts.urls,
         now=now,

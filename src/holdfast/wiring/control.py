@@ -13,8 +13,7 @@ from holdfast.actors.runtime.refs import WorkerRef
 from holdfast.cluster.codec import ACCOUNTS, CONTROL, SIGN_INS, TASKS
 from holdfast.cluster.members import Members
 from holdfast.cluster.placed import Controls
-from holdfast.ledger.clock import format_time, utc_now
-from holdfast.ledger.ids import place_carried_by, place_of
+from holdfast.ledger.values import format_time, place_carried_by, place_of, utc_now
 from holdfast.supervision.control.actor import ControlActor, ControlledProcess, ControlRef
 from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import ProcessIdentity

@@ -16,8 +16,8 @@ from holdfast.actors.workers.provider_calls import SubmitKey
 from holdfast.actors.workers.report_writer import REPORTS_MAX
 from holdfast.cluster.members import Members
 from holdfast.ledger.cells import Cells
-from holdfast.ledger.clock import Now
 from holdfast.ledger.links import PublicUrls
+from holdfast.ledger.values import Now
 from holdfast.persistence.claims.contents import ContentClaims
 from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.journal.changes import Changes

@@ -9,9 +9,8 @@ from pathlib import Path
 import msgspec
 import trio
 
-from holdfast.ledger.clock import Now
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
+from holdfast.ledger.values import Now, new_id
 from holdfast.persistence.operators.records import add_check_callback, check_callbacks
 from holdfast.persistence.records.operator_tables import CheckCallbackRow
 from holdfast.persistence.server.database import Database

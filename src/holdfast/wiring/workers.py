@@ -34,10 +34,10 @@ from holdfast.http.endpoints.operators.bulk import BulkActions
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.extensions import installed_extensions
 from holdfast.ledger.alerts.account_events import AccountEventKind, account_payload
-from holdfast.ledger.clock import format_time, utc_now
 from holdfast.ledger.receipts import ReceiptSeller, ReceiptTerms
 from holdfast.ledger.tasks.public import event_payload
 from holdfast.ledger.tasks.task import EventKind
+from holdfast.ledger.values import format_time, utc_now
 from holdfast.persistence.claims.due_work import DueKind
 from holdfast.persistence.claims.outbox import DueEvent, claim_due
 from holdfast.providers.card.base import micro_per_minor

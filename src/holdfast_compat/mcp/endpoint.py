@@ -181,7 +181,7 @@ async def _answer(at: ToolCall, request: Request) -> dict[str, object]:
         case "tools/list" if "cursor" in request.params:
             return error_message(request.id, RpcError(INVALID_PARAMS, "The list of tools has one page."))
         case "tools/list":
-            catalog = at.call.deps.catalog()
+            catalog = at.call.deps.registry.catalog
             listed = [each.listed(catalog, at.key) for each in tools_for(at.key)]
             return result_message(request.id, {"tools": listed})
         case "tools/call":

@@ -15,10 +15,9 @@ from holdfast.http.kit.calls import Call
 from holdfast.http.kit.credentials import key_prefix_sent
 from holdfast.http.kit.errors import error_response, row_of
 from holdfast.http.kit.stored_content import open_stored
-from holdfast.ledger.clock import format_time
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
+from holdfast.ledger.values import format_amount, format_time
 from holdfast.persistence.records.rows import FileRow
 from holdfast.providers.storage.base import AssetMissing, asset_key
 from holdfast.providers.storage.sniffing import EXTENSIONS

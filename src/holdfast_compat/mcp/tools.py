@@ -200,7 +200,7 @@ class InputGiven(msgspec.Struct, frozen=True):
 @_tool("List models", ModelsWanted, TASKS_READ)
 async def list_models(at: ToolCall, wanted: ModelsWanted) -> dict[str, object] | Refusal:
     """List the models that this API key may use, with their prices in credits (1 credit is 1 USD)."""
-    catalog, overrides = at.call.deps.catalog(), at.call.deps.operating.overrides
+    catalog, overrides = at.call.deps.registry.catalog, at.call.deps.operating.overrides
     found = [
         each
         for each in usable_models(catalog, at.key.terms)
@@ -212,7 +212,7 @@ async def list_models(at: ToolCall, wanted: ModelsWanted) -> dict[str, object] |
 @_tool("Show a model", ModelWanted, TASKS_READ)
 async def get_model(at: ToolCall, wanted: ModelWanted) -> dict[str, object] | Refusal:
     """Show a model with the JSON Schema of its input, an example input, and what that costs."""
-    catalog = at.call.deps.catalog()
+    catalog = at.call.deps.registry.catalog
     model = catalog.models.get(wanted.model)
     if model is None:
         return model_not_found(wanted.model, catalog.models)

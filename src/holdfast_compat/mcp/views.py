@@ -13,14 +13,13 @@ from holdfast.http.schemas.common import render
 from holdfast.http.schemas.models import Pause, pause_body
 from holdfast.ledger.api_keys import KeyTerms, is_model_allowed
 from holdfast.ledger.catalog.models import Catalog, Modality, Model
-from holdfast.ledger.clock import format_time, time_or_none
 from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.credit.limits import WHOLE_ACCOUNT, Spending
 from holdfast.ledger.links import PublicUrls
-from holdfast.ledger.money import format_amount, format_price
 from holdfast.ledger.public_types import Amount, LimitWindow, TaskId, Time
 from holdfast.ledger.tasks.public import public_output
 from holdfast.ledger.tasks.task import Task, TaskStatus
+from holdfast.ledger.values import format_amount, format_price, format_time, time_or_none
 from holdfast.persistence.operators.overrides import Overrides
 from holdfast.persistence.records.key_rows import ApiKeyRecord
 from holdfast.persistence.records.rows import FileRow

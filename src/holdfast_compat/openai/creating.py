@@ -86,7 +86,7 @@ async def accept(call: Call, model_id: str, makes: Modality, fields: Mapping[str
     The model must be one that ``makes`` what the endpoint returns. An Idempotency-Key of the caller's own is used
     as it is anywhere else. Refuses as a native create does.
     """
-    model = call.deps.catalog().models.get(model_id)
+    model = call.deps.registry.catalog.models.get(model_id)
     if model is not None and model.modality != makes:
         return await call.refuse_authenticated(
             invalid_parameter("model", f"must be a model of the modality {makes}", model.id)

@@ -58,7 +58,9 @@ async def edit_image(call: Call) -> Outcome:
     """The form's files are stored until the task has ended, and the model gets links to them."""
 
     def stored(fields: Mapping[str, Any], names: Sequence[str]) -> Collection[str] | Refusal:
-        return stored_names(call.deps.catalog(), fields, names) if "image" in names else missing_parameter("image")
+        if "image" not in names:
+            return missing_parameter("image")
+        return stored_names(call.deps.registry.catalog, fields, names)
 
     refusal = await receive_form(call, stored)
     return refusal or await _images(call, call.body(ImageEditRequest))
@@ -67,7 +69,7 @@ async def edit_image(call: Call) -> Outcome:
 async def _images(call: Call, wanted: ImageEditRequest) -> Outcome:
     in_base64, model_id = wanted.response_format == "b64_json", wanted.model
     del wanted
-    model = call.deps.catalog().models.get(model_id)
+    model = call.deps.registry.catalog.models.get(model_id)
     if in_base64 and model is not None and model.hosting.mode == "passthrough":
         return await call.refuse_authenticated(
             invalid_parameter("response_format", "must be url: this model's results are not stored here")

@@ -40,7 +40,7 @@ route = RouteTable("OpenAI", auth=Auth.API_KEY)
 async def make_speech(call: Call) -> Outcome:
     """A client that hangs up ends its request, and not the task."""
     wanted = call.body(SpeechRequest)
-    model = call.deps.catalog().models.get(wanted.model)
+    model = call.deps.registry.catalog.models.get(wanted.model)
     layers = ["model", "stream_format"]
     if wanted.response_format is not None and model is not None and model.schema.field("response_format") is None:
         if not _makes_only(model, wanted.response_format):

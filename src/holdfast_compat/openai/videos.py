@@ -58,7 +58,7 @@ POLL_AFTER: Final = "openai-poll-after-ms"
 async def create_video(call: Call) -> Outcome:
     """A form, as the clients send it, or JSON. The form's files are stored until the task has ended."""
     if not call.raw:
-        refusal = await receive_form(call, partial(stored_names, call.deps.catalog()))
+        refusal = await receive_form(call, partial(stored_names, call.deps.registry.catalog))
         if refusal is not None:
             return refusal
     wanted = call.body(VideoRequest)
@@ -147,7 +147,7 @@ async def list_videos(call: Call) -> Outcome:
     account_id = await call.verify_caller()
     if isinstance(account_id, Refusal):
         return account_id
-    models = [each.id for each in call.deps.catalog().models.values() if each.modality == "video"]
+    models = [each.id for each in call.deps.registry.catalog.models.values() if each.modality == "video"]
     page: Sequence[Task | UnreadableEntry] = await call.read(
         lambda rows: tasks_of_models(
             rows,
@@ -191,7 +191,7 @@ async def _own_video(call: Call) -> Task | Refusal:
 
 async def _prompts(call: Call, videos: Sequence[Task]) -> dict[str, str | None]:
     """Return the prompts of videos as their inputs have them, by their ids."""
-    models = call.deps.catalog().models
+    models = call.deps.registry.catalog.models
     by_field: dict[str, list[str]] = defaultdict(list)
     for each in videos:
         model = models.get(each.model)

@@ -12,10 +12,10 @@ from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.ledger.catalog.models import Catalog, Model
 from holdfast.ledger.catalog.pricing import model_not_found
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.public_types import FreeForm
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import format_time
 from holdfast_compat.replicate.schemas import (
     BASE,
     ModelVersion,
@@ -33,7 +33,7 @@ route = RouteTable("Replicate")
 @route("GET", f"{BASE}/models", summary="List the models that run", reply=ReplicateModelList)
 async def list_replicate_models(call: Call) -> Outcome:
     """Models that are disabled or priced only, and those whose id is not owner/name, are not listed."""
-    models = call.deps.catalog().models.values()
+    models = call.deps.registry.catalog.models.values()
     return ReplicateModelList([_model_body(call.deps.urls, each) for each in models if _is_listed(each)])
 
 
@@ -79,7 +79,7 @@ async def read_version(call: Call) -> Outcome:
 
 
 def _not_found(call: Call, model_id: str) -> Refusal:
-    return model_not_found(model_id, call.deps.catalog().models)
+    return model_not_found(model_id, call.deps.registry.catalog.models)
 
 
 def path_model_id(call: Call) -> str:
@@ -108,7 +108,7 @@ def _is_listed(model: Model) -> bool:
 
 
 def _model_of_path(call: Call) -> Model | None:
-    model = call.deps.catalog().models.get(path_model_id(call))
+    model = call.deps.registry.catalog.models.get(path_model_id(call))
     return model if model is not None and _is_listed(model) else None
 
 

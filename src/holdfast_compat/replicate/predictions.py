@@ -39,11 +39,11 @@ from holdfast.http.services.tasks import (
 )
 from holdfast.ledger.api_keys import TASKS_READ, TASKS_WRITE
 from holdfast.ledger.catalog.pricing import some_models
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.links import sign_link
 from holdfast.ledger.public_types import FreeForm
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, WebhookFormat
+from holdfast.ledger.values import format_time
 from holdfast.persistence.queries.tasks import tasks_of_account
 from holdfast_compat.attempts import RequestAttempts, group_of
 from holdfast_compat.model_words import SentInput, as_sent
@@ -134,13 +134,13 @@ async def create_prediction(call: Call) -> Outcome:
 async def create_prediction_of_version(call: Call) -> Outcome:
     """As a prediction of a model is created; the model is that of the version."""
     wanted = call.body(VersionPredictionRequest)
-    model_id = model_of_version(call.deps.catalog(), wanted.version)
+    model_id = model_of_version(call.deps.registry.catalog, wanted.version)
     if model_id is None:
         return await call.refuse_authenticated(
             Refusal(
                 code="model_not_found",
                 message=f"No model has the version {shown(wanted.version)}. "
-                + some_models(wanted.version, call.deps.catalog().models),
+                + some_models(wanted.version, call.deps.registry.catalog.models),
                 param="version",
             )
         )
@@ -191,7 +191,7 @@ def _deadline_s(sent: Sequence[str]) -> int | Refusal | None:
 
 def _native(call: Call, model_id: str, wanted: PredictionRequest) -> WantedTask | Refusal:
     """Return the request as the native endpoint takes it."""
-    model = call.deps.catalog().models.get(model_id)
+    model = call.deps.registry.catalog.models.get(model_id)
     given = SentInput(wanted.input, {}) if model is None else native_input(model, wanted.input)
     if isinstance(given, Refusal):
         return given

@@ -11,11 +11,11 @@ from holdfast.http.kit.calls import Call
 from holdfast.http.kit.listing import ListBody, StoredListBody
 from holdfast.http.kit.routes import Outcome
 from holdfast.http.schemas.common import Input, render
-from holdfast.ledger.clock import format_time, time_or_none
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.public_types import FreeForm, Time
 from holdfast.ledger.tasks.public import public_output
 from holdfast.ledger.tasks.task import EventKind, Progress, Task, TaskStatus, between_ms
+from holdfast.ledger.values import format_time, time_or_none
 from holdfast.persistence.records.rows import FileRow
 
 BASE: Final = "/replicate/v1"

@@ -28,8 +28,8 @@ from holdfast.http.kit.calls import Auth
 from holdfast.http.schemas.cards import AutoTopUpBody, CardBody, CardList, CardSetupBody
 from holdfast.http.schemas.common import AccountBody, CreditChangedBody, RechargedBody
 from holdfast.http.schemas.payments import BonusList, CardOrderCreated, PaymentOrderBody, PaymentOrderList
-from holdfast.ledger.money import MICRO, format_amount
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import MICRO, format_amount
 from holdfast.providers.card.base import SCRIPT_URL, CardPayments
 from holdfast_console.account.order_words import shown_order, switched_off_words
 from holdfast_console.formats import read_moment

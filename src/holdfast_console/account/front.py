@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 from holdfast.http.endpoints.catalog import list_models
 from holdfast.http.kit.calls import Auth
 from holdfast.http.schemas.models import ModelDetails, ModelList, TierBody
-from holdfast.ledger.money import format_price
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import format_price
 from holdfast_console.formats import json_text
 from holdfast_console.rendering import Html
 from holdfast_console.views import ViewResult, ViewTable, Visit

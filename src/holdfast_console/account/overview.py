@@ -17,10 +17,9 @@ from holdfast.http.endpoints.tasks.usage_totals import UsageTotals, sum_usage
 from holdfast.http.kit.calls import Auth
 from holdfast.http.schemas.common import AccountBody, FirstCall
 from holdfast.http.schemas.tasks import UsageList
-from holdfast.ledger.clock import format_time
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import LimitWindow
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import format_amount, format_time
 from holdfast.persistence.queries.tasks import HeldTask, held_tasks
 from holdfast_console.rendering import Html
 from holdfast_console.views import ViewResult, ViewTable, Visit

@@ -11,8 +11,8 @@ from holdfast.http.endpoints.operators.cells import CellList, list_cells
 from holdfast.http.endpoints.sign_in import read_email
 from holdfast.http.kit.calls import Auth
 from holdfast.ledger.cells import Cell, Cells
-from holdfast.ledger.ids import place_carried_by, place_of
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import place_carried_by, place_of
 from holdfast.persistence.queries.belonging import what_belongs_to
 from holdfast.persistence.queries.moves import find_moves_of_email, find_moves_of_place
 from holdfast.persistence.server.database_faults import DatabaseAway

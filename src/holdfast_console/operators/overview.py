@@ -91,7 +91,7 @@ async def providers(visit: Visit) -> ViewResult:
     """Every provider, each with its reports and what is set for it."""
     found = await visit.read(list_providers, ProviderList)
     names = [] if isinstance(found, Refusal) else [each.name for each in found.data]
-    models = visit.call.deps.catalog().models.values()
+    models = visit.call.deps.registry.catalog.models.values()
     values = {
         "providers": found,
         "models": {name: [each.id for each in models if each.upstream.provider == name] for name in names},

@@ -16,7 +16,7 @@ from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
-from holdfast.ledger.clock import Now, utc_now
+from holdfast.ledger.values import Now, utc_now
 from holdfast_emulators.card import intents, reversals, saved_cards
 from holdfast_emulators.card.browser import add_browser_parts, challenge_url
 from holdfast_emulators.card.changes import Changes, Reply, StateFile, WebhookSender, load_state

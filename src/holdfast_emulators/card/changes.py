@@ -19,7 +19,7 @@ import msgspec
 import structlog
 import trio
 
-from holdfast.ledger.clock import Now, utc_now
+from holdfast.ledger.values import Now, utc_now
 from holdfast_emulators.card import intents
 from holdfast_emulators.card.state import ApiError, Event, State, Store, StoredResponse
 from holdfast_emulators.serving import RETRY_DELAYS_S, SignedSender

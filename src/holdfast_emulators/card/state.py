@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from holdfast.ledger.clock import Now, utc_now
+from holdfast.ledger.values import Now, utc_now
 
 Fields = dict[str, Any]
 

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 import trio
 
-from holdfast.ledger.clock import Now, format_time, utc_now
+from holdfast.ledger.values import Now, format_time, utc_now
 from holdfast_emulators.serving import RETRY_DELAYS_S, SignedSender
 from holdfast_emulators.studio.model import CheckedInput, OutputFile
 

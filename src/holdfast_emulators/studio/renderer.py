@@ -19,7 +19,7 @@ import msgspec
 import structlog
 import trio
 
-from holdfast.ledger.clock import Now, utc_now
+from holdfast.ledger.values import Now, utc_now
 from holdfast.providers.outbound.guarded import Origin
 from holdfast.providers.outbound.urls import parse_url
 from holdfast_emulators.serving import RETRY_DELAYS_S

@@ -72,7 +72,6 @@ from holdfast.actors.runtime.mailbox import Mailbox, SystemMessage
 from holdfast.actors.runtime.messages import reply_type
 from holdfast.ledger.alerts.account_events import AccountDisabled, CreditExpiring
 from holdfast.ledger.api_keys import has_scope, is_model_allowed, lacking_scope
-from holdfast.ledger.clock import Now, format_time
 from holdfast.ledger.credit.account import (
     OperationDetails,
     decide_adjustment,
@@ -86,13 +85,12 @@ from holdfast.ledger.credit.account import (
 )
 from holdfast.ledger.credit.limits import LimitedHold
 from holdfast.ledger.credit.operations import Operation
-from holdfast.ledger.ids import new_id, new_id_of_account
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.order import OrderResult, Seller
 from holdfast.ledger.orders.top_ups import AutoTopUp
 from holdfast.ledger.refusals import ACCOUNT_CLOSING, ACCOUNT_DISABLED, SUPERSEDED, Refusal
 from holdfast.ledger.tasks.task import Task, accept_task
 from holdfast.ledger.tasks.transitions import Settlement
+from holdfast.ledger.values import Now, format_amount, format_time, new_id, new_id_of_account
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Fence, Unit, UnitResult
 from holdfast.persistence.queries.loading import LoadedAccount, RowMissing

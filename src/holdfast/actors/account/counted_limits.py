@@ -15,10 +15,9 @@ from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.journaled import Commit
 from holdfast.ledger.alerts.account_events import LimitReached
 from holdfast.ledger.alerts.alerts import limit_subject
-from holdfast.ledger.clock import Now, time_or_none
 from holdfast.ledger.credit.limits import WHOLE_ACCOUNT, AccountSpending, Limit, LimitedHold, LimitKind, Spending
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import Now, format_amount, time_or_none
 from holdfast.persistence.queries.spending import new_spending, spending_of_key
 from holdfast.persistence.records.key_rows import ApiKeyLimitRow
 from holdfast.persistence.records.rows import AccountLimitRow, Row

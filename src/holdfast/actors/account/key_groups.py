@@ -22,11 +22,10 @@ from holdfast.actors.account.group_messages import ChangeKeyGroup, CreateKeyGrou
 from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.journaled import Turn
 from holdfast.ledger.api_keys import KEY_GROUPS_MAX, exceeds_calling_key
-from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.limits import Limit, Spending
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import counted
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import Now, format_amount
 from holdfast.persistence.records.key_rows import GroupKeyRow, KeyGroupDeletedRow, KeyGroupRow
 from holdfast.persistence.records.rows import Row
 

@@ -29,7 +29,6 @@ from holdfast.actors.account.messages import (
 from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.journaled import Commit, Turn
 from holdfast.ledger.api_keys import MAKERS_MAX, TASKS_WRITE, KeyTerms, exceeds_calling_key, has_scope
-from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.limits import (
     BEGINNING,
     WHOLE_ACCOUNT,
@@ -39,9 +38,9 @@ from holdfast.ledger.credit.limits import (
     most_within,
     window_start,
 )
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import LimitWindow
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import Now, format_amount
 from holdfast.persistence.journal.units import Unit
 from holdfast.persistence.records.key_rows import (
     ApiKeyLimitRow,

@@ -33,12 +33,11 @@ from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.journaled import Commit, LogEvent, Turn
 from holdfast.ledger.alerts.account_events import AccountClosing, AccountEmailChanged
 from holdfast.ledger.alerts.alerts import DEFAULT_ALERTS
-from holdfast.ledger.clock import Now, format_time
 from holdfast.ledger.credit.account import decide_forfeit
 from holdfast.ledger.credit.operations import Operation
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import CodesState, try_code
+from holdfast.ledger.values import Now, format_time, new_id
 from holdfast.persistence.journal.units import Fence, Unit
 from holdfast.persistence.queries.leaving import LeavingFacts, read_leaving
 from holdfast.persistence.queries.loading import LoadedSignIn

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import trio
 
-from holdfast.ledger.clock import Now, format_time
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import Now, format_time
 from holdfast.persistence.records.operator_tables import Override
 
 

@@ -34,7 +34,6 @@ from holdfast.actors.account.messages import (
 from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.journaled import Commit, LogEvent, Turn
 from holdfast.ledger.alerts.account_events import PaymentCredited, PaymentReversed, TopUpFailed
-from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.account import (
     AccountState,
     OperationDetails,
@@ -44,8 +43,6 @@ from holdfast.ledger.credit.account import (
     decide_reversal,
 )
 from holdfast.ledger.credit.operations import Operation, OperationKind
-from holdfast.ledger.ids import new_id
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.decisions import (
     SANDBOX_EVENT_TYPE,
     attach_intent,
@@ -63,6 +60,7 @@ from holdfast.ledger.orders.order import BonusMove, LedgerMove, Order, OrderResu
 from holdfast.ledger.public_types import counted
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.progress import clean_message
+from holdfast.ledger.values import Now, format_amount, new_id
 from holdfast.persistence.journal.units import Unit
 from holdfast.persistence.queries.orders import (
     are_of_another_order,

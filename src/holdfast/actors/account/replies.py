@@ -14,8 +14,8 @@ import msgspec
 
 from holdfast.actors.account.messages import RequestAttempt
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
-from holdfast.ledger.clock import Now
 from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
+from holdfast.ledger.values import Now
 from holdfast.persistence.journal.units import Unless
 from holdfast.persistence.queries.replies import attempt_probe, began_at
 from holdfast.persistence.records.rows import IdempotencyProbe, IdempotencyRow, StoredReply

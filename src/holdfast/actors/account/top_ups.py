@@ -21,7 +21,6 @@ from holdfast.actors.account.messages import (
     SwitchOffTopUp,
     TopUpCommand,
 )
-from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.operations import Operation, OperationKind
 from holdfast.ledger.orders.decisions import create_order
 from holdfast.ledger.orders.order import Order, Seller, order_request
@@ -41,6 +40,7 @@ from holdfast.ledger.orders.top_ups import (
     without_card,
 )
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import Now
 from holdfast.persistence.records.rows import AutoTopUpRow, Row
 
 

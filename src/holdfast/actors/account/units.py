@@ -13,11 +13,11 @@ from holdfast.actors.runtime.journaled import Commit, LogEvent, Tell
 from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.alerts.account_events import AccountEventData
 from holdfast.ledger.alerts.alerts import DEFAULT_ALERTS, Alerts, balance_alert
-from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.account import AccountState
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
+from holdfast.ledger.values import Now
 from holdfast.persistence.journal.units import Fence, Unit, Unless
 from holdfast.persistence.records.event_rows import MAILTO, AlertsRow, WebhookRow, account_event_rows
 from holdfast.persistence.records.rows import (

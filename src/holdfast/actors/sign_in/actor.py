@@ -31,8 +31,6 @@ from holdfast.actors.sign_in.messages import (
     SignedIn,
     VerifyCode,
 )
-from holdfast.ledger.clock import Now
-from holdfast.ledger.ids import new_id, place_digits, place_of
 from holdfast.ledger.public_types import Role
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.ledger.sign_in_codes import (
@@ -49,6 +47,7 @@ from holdfast.ledger.sign_in_codes import (
     try_code,
     within,
 )
+from holdfast.ledger.values import Now, new_id, place_digits, place_of
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit
 from holdfast.persistence.queries.loading import LoadedSignIn

@@ -37,7 +37,6 @@ from holdfast.actors.task.messages import (
     TaskReply,
     Wake,
 )
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.decisions import (
     on_assets_announced,
@@ -55,6 +54,7 @@ from holdfast.ledger.tasks.inputs import on_input_expired
 from holdfast.ledger.tasks.provider_updates import on_poll, on_update
 from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import Context, HostingFailure, Step
+from holdfast.ledger.values import new_id
 from holdfast.persistence.claims.contents import RESULT_CLAIM_USABLE_S
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit

@@ -12,9 +12,9 @@ from holdfast.actors.runtime.journaled import Tell
 from holdfast.actors.runtime.refs import Directory, TellRef
 from holdfast.actors.task.messages import CallProvider, Host, TaskQueued
 from holdfast.ledger.catalog.input_schema import with_links
-from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.transitions import Effect, HostOutputs, ProviderTraits, SubmitJob
+from holdfast.ledger.values import Now
 from holdfast.providers.media.base import Job
 from holdfast.providers.media.health import ProviderHealth
 

@@ -23,9 +23,7 @@ import structlog
 import trio
 
 from holdfast.actors.workers.passes import ALWAYS, Schedule, repeat
-from holdfast.ledger.clock import Now, format_time
-from holdfast.ledger.ids import new_id
-from holdfast.ledger.money import format_amount
+from holdfast.ledger.values import Now, format_amount, format_time, new_id
 from holdfast.persistence.claims.archives import (
     KEPT,
     PARTS,

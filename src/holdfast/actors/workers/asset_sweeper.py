@@ -20,7 +20,7 @@ from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import DropInput, ExpireAssets, TaskReply
 from holdfast.actors.workers.passes import ALWAYS, Schedule, repeat
-from holdfast.ledger.clock import Now
+from holdfast.ledger.values import Now
 from holdfast.persistence.claims.contents import (
     LEASE_S,
     START,

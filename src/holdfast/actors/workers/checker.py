@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from holdfast.actors.workers.passes import always, one_pass, repeat
-from holdfast.ledger.clock import Now
+from holdfast.ledger.values import Now
 from holdfast.persistence.audit.audit import ACCOUNTS_MAX, OPERATIONS_MAX, QUERY_RULES, AccountsCheck, Slice
 from holdfast.persistence.audit.progress import (
     count_accounts,

@@ -19,11 +19,10 @@ from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.workers.passes import ALWAYS, Schedule, repeat
-from holdfast.ledger.clock import Now
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.inputs import without_content
 from holdfast.ledger.tasks.task import Task
+from holdfast.ledger.values import Now, new_id
 from holdfast.persistence.claims.closings import (
     DueClosing,
     after_of,

@@ -33,8 +33,8 @@ from holdfast.actors.task.messages import SlotFreed, TaskQueued, Wake
 from holdfast.actors.workers.due_work import DueWork
 from holdfast.actors.workers.passes import Schedule, do_each, one_pass, repeat
 from holdfast.actors.workers.worker import Worker
-from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.dispatch import Silence
+from holdfast.ledger.values import Now
 from holdfast.persistence.claims.due_work import DueKind
 from holdfast.persistence.claims.processes import TAKEN_OVER_MAX, Process, take_over
 from holdfast.persistence.claims.tasks import (

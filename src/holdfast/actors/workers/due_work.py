@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from holdfast.actors.workers.passes import LOOK_S, one_pass
-from holdfast.ledger.clock import Now
+from holdfast.ledger.values import Now
 from holdfast.persistence.claims.due_work import KINDS, DueKind, find_due
 from holdfast.persistence.operators.overrides import Overrides
 from holdfast.persistence.server.database import Database

@@ -20,11 +20,10 @@ from structlog.contextvars import bind_contextvars
 from holdfast.actors.runtime.refs import Directory, WorkerRef
 from holdfast.actors.task.messages import Host, RecordHosting
 from holdfast.actors.workers.worker import Worker
-from holdfast.ledger.clock import Now
-from holdfast.ledger.ids import new_id_at, place_carried_by
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.ledger.tasks.task import OutputItem
 from holdfast.ledger.tasks.transitions import HostingFailure
+from holdfast.ledger.values import Now, new_id_at, place_carried_by
 from holdfast.persistence.claims.contents import RESULT_CLAIM_S, Content, ContentClaims
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.outbound.downloads import (

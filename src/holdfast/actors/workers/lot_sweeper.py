@@ -20,7 +20,7 @@ from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.workers.passes import ALWAYS, Schedule, do_each, repeat
-from holdfast.ledger.clock import Now
+from holdfast.ledger.values import Now
 from holdfast.persistence.claims.coupons import overdue_claims
 from holdfast.persistence.claims.lots import accounts_to_notify, accounts_with_expired_lots
 from holdfast.persistence.records.credit_tables import CouponClaim

@@ -20,12 +20,12 @@ from holdfast.actors.account.messages import (
 )
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
-from holdfast.ledger.clock import Now
 from holdfast.ledger.orders.order import Order, OrderResult
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.orders.top_ups import NOT_CHARGED
 from holdfast.ledger.orders.transitions import can_expire
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import Now
 from holdfast.persistence.claims.orders import expect_change
 from holdfast.persistence.queries.orders import order_by_id
 from holdfast.persistence.server.database import Database

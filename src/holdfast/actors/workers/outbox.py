@@ -29,9 +29,9 @@ from holdfast.actors.task.messages import DeliveryEnded, EventsDue, RecordAnnoun
 from holdfast.actors.workers.due_work import WaitDue
 from holdfast.actors.workers.passes import LOOK_S, one_pass
 from holdfast.actors.workers.worker import Worker
-from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.events import ASSETS_READY, DeliveryResponse, DeliveryState, after_attempt
 from holdfast.ledger.tasks.webhook_secrets import signing_at, webhook_secret
+from holdfast.ledger.values import Now
 from holdfast.persistence.claims.outbox import FIRST, RECEIVERS_PROBED_MAX, Capacity, DueEvent, Share
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit

@@ -15,7 +15,7 @@ from holdfast.actors.runtime.journaled import JournaledActor
 from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.actors.workers.newest_queue import NewestQueue, wait_to_retry
 from holdfast.actors.workers.passes import one_pass
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.values import new_id
 from holdfast.persistence.operators.poison import RowCipher, keep_poison
 from holdfast.persistence.records.operator_tables import PoisonRecord
 from holdfast.persistence.server.database import Database

@@ -14,8 +14,8 @@ import structlog
 import trio
 
 from holdfast.actors.workers.passes import ALWAYS, Schedule, repeat
-from holdfast.ledger.clock import Now
 from holdfast.ledger.receipts import ReceiptTerms, issue_receipts
+from holdfast.ledger.values import Now
 from holdfast.persistence.claims.receipts import BEGINNING, LedgerPosition, read_due, store_receipts
 from holdfast.persistence.server.database import Database
 

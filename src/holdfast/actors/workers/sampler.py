@@ -11,7 +11,7 @@ from prometheus_client import Gauge
 
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.workers.passes import repeat
-from holdfast.ledger.clock import Now
+from holdfast.ledger.values import Now
 from holdfast.persistence.claims.files import all_files_total
 from holdfast.persistence.queries.backlog import WalSyncs, measure_backlog, read_wal_syncs
 from holdfast.persistence.queries.events import failure_counts

@@ -8,9 +8,9 @@ import structlog
 import trio
 
 from holdfast.actors.workers.passes import ALWAYS, Schedule, repeat
-from holdfast.ledger.clock import Now
 from holdfast.ledger.sign_in_codes import PROVEN_FOR
 from holdfast.ledger.tasks.webhook_secrets import OVERLAP_S
+from holdfast.ledger.values import Now
 from holdfast.persistence.claims.coupons import WRONG_CODES_S
 from holdfast.persistence.claims.expired import delete_expired, delete_surplus_keys
 from holdfast.persistence.claims.reports import delete_old_reports

@@ -20,8 +20,8 @@ from holdfast.http.schemas.common import (
 )
 from holdfast.ledger.api_keys import ACCOUNT_READ
 from holdfast.ledger.credit.account import AccountTotals
-from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import CURRENCY
 from holdfast.persistence.queries.accounts import find_totals
 from holdfast.persistence.queries.ledger import totals_at
 

@@ -13,9 +13,9 @@ from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
 from holdfast.http.kit.stored_content import INVALID_LINK
 from holdfast.http.kit.values import read_amount
 from holdfast.http.schemas.events import AlertsBody, AlertsRequest, alerts_body
-from holdfast.ledger.ids import is_id, place_of
 from holdfast.ledger.links import UNSUBSCRIBE_PATH
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import is_id, place_of
 from holdfast.persistence.queries.webhooks import alerts_of_account
 
 route = RouteTable("Alerts")

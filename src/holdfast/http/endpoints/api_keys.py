@@ -41,12 +41,10 @@ from holdfast.ledger.api_keys import (
     KeyChanges,
     KeyTerms,
 )
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.credit.limits import Limit, Spending
-from holdfast.ledger.ids import new_id
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, SpendingLimit, Time
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import format_amount, format_time, new_id
 from holdfast.persistence.claims.expired import REVOKED_KEYS_MAX
 from holdfast.persistence.queries.credentials import api_keys_of_account, find_api_key, find_group
 from holdfast.persistence.queries.spending import OwnedKey, keys_with_spending, spendings_of_key
@@ -371,7 +369,7 @@ def _read_given(
             return expires_at
         changes["expires_at"] = expires_at
     if wanted.models is not msgspec.UNSET:
-        models = read_models(wanted.models, call.deps.catalog().models)
+        models = read_models(wanted.models, call.deps.registry.catalog.models)
         if isinstance(models, Refusal):
             return models
         changes["models"] = models

@@ -19,9 +19,9 @@ from holdfast.http.kit.stored_content import (
     serve_content,
 )
 from holdfast.http.schemas.common import render
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import new_id
 from holdfast.persistence.claims.archives import TRIES_MAX, archive_by_id, begin_archive, find_archive
 from holdfast.persistence.records.rows import ArchiveRow, FileRow
 from holdfast.providers.storage.sniffing import UNKNOWN_TYPE

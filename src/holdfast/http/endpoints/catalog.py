@@ -28,7 +28,7 @@ route = RouteTable("Models")
 )
 async def list_compatible_models(call: Call) -> Outcome:
     """A credential is not needed; one that is sent is ignored."""
-    models, overrides = call.deps.catalog().models.values(), call.deps.operating.overrides
+    models, overrides = call.deps.registry.catalog.models.values(), call.deps.operating.overrides
     return CompatibleModelList(object="list", data=[model_body(ModelBody, overrides, model) for model in models])
 
 
@@ -41,7 +41,7 @@ async def list_compatible_models(call: Call) -> Outcome:
 )
 async def read_model(call: Call) -> Outcome:
     """A disabled model is shown too, with its status."""
-    model_id, catalog = call.path["model_id"], call.deps.catalog()
+    model_id, catalog = call.path["model_id"], call.deps.registry.catalog
     model = catalog.models.get(model_id)
     if model is None:
         return model_not_found(model_id, catalog.models)
@@ -56,7 +56,7 @@ async def read_model(call: Call) -> Outcome:
 )
 async def list_models(call: Call) -> Outcome:
     """Disabled models are listed with their status."""
-    catalog, overrides = call.deps.catalog(), call.deps.operating.overrides
+    catalog, overrides = call.deps.registry.catalog, call.deps.operating.overrides
     return ModelList(data=[model_details(catalog, overrides, model) for model in catalog.models.values()])
 
 

@@ -12,8 +12,8 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.responses import reply_outcome
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.common import CreditChangedBody, credit_changed_body
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import new_id
 from holdfast.persistence.claims.coupons import (
     WRONG_CODES_S,
     CouponTrouble,

@@ -19,9 +19,9 @@ from holdfast.http.kit.values import shown
 from holdfast.http.schemas.common import render
 from holdfast.ledger.api_keys import KEYS_READ, LIMITS_WRITE
 from holdfast.ledger.credit.limits import Spending
-from holdfast.ledger.ids import is_id, new_id
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import is_id, new_id
 from holdfast.persistence.queries.spending import groups_with_spending, keys_of_groups
 from holdfast.persistence.records.key_rows import KeyGroupRow
 

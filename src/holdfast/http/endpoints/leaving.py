@@ -14,11 +14,10 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.schemas.common import Code, CodeSent, Email, render
-from holdfast.ledger.ids import place_of
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, Role, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import INVALID_OTP, code_mac, email_purpose, is_otp_id_of
+from holdfast.ledger.values import format_amount, place_of
 
 route = RouteTable("Account", auth=Auth.SESSION)
 

@@ -18,11 +18,10 @@ from holdfast.http.schemas.common import AmountGiven, render
 from holdfast.ledger.api_keys import ACCOUNT_READ, LIMITS_WRITE, OF_PROVIDER, matches
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.catalog.pricing import some_models
-from holdfast.ledger.clock import time_or_none
 from holdfast.ledger.credit.limits import WINDOWS, Limit, LimitKind, Spending
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, LimitWindow, Time
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import format_amount, time_or_none
 from holdfast.persistence.queries.spending import spending_of_account
 
 route = RouteTable("API keys", auth=Auth.SESSION_OR_KEY)
@@ -201,7 +200,7 @@ def read_key_limits(call: Call, sent: Iterable[KeyLimitGiven]) -> tuple[Limit, .
         limit = read_limit(each, param)
         if isinstance(limit, Refusal):
             return limit
-        models = read_models(each.models, call.deps.catalog().models, f"{param}.models", LIMIT_MODELS_MAX)
+        models = read_models(each.models, call.deps.registry.catalog.models, f"{param}.models", LIMIT_MODELS_MAX)
         if isinstance(models, Refusal):
             return models
         limit = msgspec.structs.replace(limit, models=tuple(sorted(models)))

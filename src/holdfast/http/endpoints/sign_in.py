@@ -26,9 +26,9 @@ from holdfast.http.schemas.common import (
     session_context,
 )
 from holdfast.ledger.api_keys import TASKS_WRITE
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import INVALID_OTP, is_otp_id_of
+from holdfast.ledger.values import format_time
 from holdfast.persistence.queries.accounts import first_call_facts
 from holdfast.providers.mail import CodeUse
 from holdfast.telemetry.reports.conditions import MAIL

@@ -36,7 +36,6 @@ from holdfast.http.kit.listing import (
 from holdfast.http.kit.routes import Media, Outcome, RouteTable
 from holdfast.http.schemas.common import render
 from holdfast.ledger.api_keys import ACCOUNT_READ
-from holdfast.ledger.clock import time_or_none
 from holdfast.ledger.credit.operations import AVAILABLE, HELD, Operation, OperationKind
 from holdfast.ledger.credit.signed_statement import (
     SigningKey,
@@ -45,9 +44,9 @@ from holdfast.ledger.credit.signed_statement import (
     base64url,
     signing_key,
 )
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import format_amount, time_or_none
 from holdfast.persistence.claims.statement_keys import NOTED_EVERY, note_use, used_keys
 from holdfast.persistence.queries.ledger import Numbers, chained_operations, chained_range, statement_of_account
 from holdfast.settings.settings import Settings

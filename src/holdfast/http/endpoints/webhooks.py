@@ -27,8 +27,8 @@ from holdfast.http.schemas.events import (
 )
 from holdfast.ledger.alerts.account_events import SUBSCRIPTIONS, unknown_subscriptions
 from holdfast.ledger.api_keys import WEBHOOKS_WRITE
-from holdfast.ledger.ids import is_id, new_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import is_id, new_id
 from holdfast.persistence.claims.outbox import end_events
 from holdfast.persistence.queries.events import EventAddress, EventRecord
 from holdfast.persistence.queries.webhooks import (

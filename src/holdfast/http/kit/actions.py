@@ -28,8 +28,8 @@ from holdfast.http.kit.errors import INTERNAL_ERROR, leaves_of, refusal_of_fault
 from holdfast.http.kit.operators import MAY_ONLY_READ, Operator, OperatorCredential
 from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Handler, Media, Outcome, Parameter, RouteTable
 from holdfast.http.kit.values import NO_IDEMPOTENCY_KEY, read_restart_wait
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import new_id
 from holdfast.persistence.operators.records import write_action
 from holdfast.persistence.records.operator_tables import ActionResult, OperatorAction
 from holdfast.persistence.server.database_faults import DatabaseAway

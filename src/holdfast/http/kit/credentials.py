@@ -4,7 +4,7 @@ A session token is ``hst_`` and 43 base64url characters. An API key is ``hk_live
 characters and six more that are the CRC32 of all before them: a mistyped or invented key is refused without a read.
 The database has only the SHA-256 of both; with this much entropy a plain hash is enough.
 
-Both carry their account's place (:mod:`holdfast.ledger.ids`), by which a load balancer may choose a process: a
+Both carry their account's place (:mod:`holdfast.ledger.values`), by which a load balancer may choose a process: a
 session token as its first three characters after ``hst_``, an API key as the last three before the CRC32.
 """
 
@@ -26,8 +26,8 @@ from typing import Final, Literal
 import trio
 
 from holdfast.ledger.api_keys import has_scope, lacking_scope
-from holdfast.ledger.ids import PLACE_DIGITS, place_carried_by, place_digits, place_of
 from holdfast.ledger.refusals import ACCOUNT_CLOSING, ACCOUNT_DISABLED, Refusal
+from holdfast.ledger.values import PLACE_DIGITS, place_carried_by, place_digits, place_of
 from holdfast.persistence.queries.credentials import FoundKey, SessionRecord
 from holdfast.persistence.records.key_rows import ApiKeyRecord
 

@@ -21,9 +21,8 @@ from holdfast.http.kit.upload_shares import Storage
 from holdfast.http.kit.waiting_calls import Following
 from holdfast.ledger.catalog.models import Catalog
 from holdfast.ledger.cells import Cells
-from holdfast.ledger.clock import Now, utc_now
-from holdfast.ledger.ids import is_id
 from holdfast.ledger.links import PublicUrls
+from holdfast.ledger.values import Now, is_id, utc_now
 from holdfast.persistence.server.lookups import GroupedLookups
 from holdfast.providers.card.base import CardPayments
 from holdfast.settings.settings import Settings
@@ -66,6 +65,23 @@ class Writes(Protocol):
         ...
 
 
+class Registry(Protocol):
+    """The catalog, which may be replaced at any time, and what is configured of its media providers."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """The current catalog."""
+        ...
+
+    def catalog_of(self, version: str, /) -> Catalog | None:
+        """Return a catalog by its version, if it is still known."""
+        ...
+
+    def callback_secrets(self, provider: str | None, /) -> Sequence[str]:
+        """Return a provider's secrets by its name; None: those without a name."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
     """What finds out who calls, and what each caller may use at once.
@@ -105,9 +121,8 @@ class Payments:
 class Dependencies:
     """The dependencies of the handlers: what most of them use, and in groups what some of them do.
 
-    ``catalog`` returns the current catalog, ``catalog_of`` a catalog by its version. ``callback_secrets``
-    returns a media provider's secrets by its name (None: those without a name). ``now`` is service time, by which
-    all times that the service has written are judged; ``wall`` judges those that others have signed.
+    ``now`` is service time, by which all times that the service has written are judged; ``wall`` judges those that
+    others have signed.
     ``cells`` is None if the service has one database.
     ``write_record`` writes what the journal does not: operators' actions and sessions, which must be possible while
     an operator repairs that, and the rows of files.
@@ -119,9 +134,7 @@ class Dependencies:
     accounts: Directory
     sign_ins: Directory
     tasks: Directory
-    catalog: Callable[[], Catalog]
-    catalog_of: Callable[[str], Catalog | None]
-    callback_secrets: Callable[[str | None], Sequence[str]]
+    registry: Registry
     urls: PublicUrls
     conditions: Conditions
     now: Now

@@ -18,10 +18,9 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown, Overloaded, Quarantined
 from holdfast.http.kit.values import shown
-from holdfast.ledger.clock import time_or_none
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import SpendingLimit, Time
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import format_amount, time_or_none
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 

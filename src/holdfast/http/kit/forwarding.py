@@ -44,8 +44,8 @@ from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.kit.responses import outcome_response, refusal_response, streamed
 from holdfast.http.kit.routes import Route, is_for_operators
 from holdfast.ledger.cells import Cell
-from holdfast.ledger.ids import place_carried_by
 from holdfast.ledger.refusals import ACCOUNT_MOVING, Refusal
+from holdfast.ledger.values import place_carried_by
 from holdfast.persistence.queries.moves import find_departed
 from holdfast.persistence.server.lookups import Lookup
 from holdfast.providers.signatures import sign, verify_signature

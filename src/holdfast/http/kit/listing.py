@@ -36,11 +36,10 @@ from sqlalchemy import Connection
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Declaration, Media, Outcome, Parameter
 from holdfast.http.kit.values import SHOWN_CHARS_MAX, invalid_parameter, missing_parameter
-from holdfast.ledger.clock import format_time, midnight
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import TaskStatus
+from holdfast.ledger.values import format_amount, format_time, midnight
 from holdfast.persistence.queries.ledger import NUMBER_MAX
 from holdfast.persistence.queries.newest import Listed, totals_of
 from holdfast.persistence.queries.paging import EARLIEST, LATEST, ScanEnd

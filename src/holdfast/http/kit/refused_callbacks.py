@@ -49,4 +49,4 @@ def count_refused(call: Call, provider: str | None, outcome: Outcome, *, claimed
 
 def known_media_provider(call: Call, name: str | None) -> str | None:
     """Return ``name`` if the catalog has such a provider."""
-    return name if name in call.deps.catalog().providers else None
+    return name if name in call.deps.registry.catalog.providers else None

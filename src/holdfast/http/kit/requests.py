@@ -42,7 +42,7 @@ from werkzeug.datastructures import Headers
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.sansio.request import Request as SansIORequest
 
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.values import new_id
 from holdfast.telemetry.logs import keep_change
 from holdfast.telemetry.traces import (
     HEADER,

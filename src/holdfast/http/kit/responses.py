@@ -32,8 +32,8 @@ from holdfast.http.kit.operators import MAY_ONLY_READ
 from holdfast.http.kit.requests import UNLESS_SET, HoldfastRequest, current_request_id
 from holdfast.http.kit.routes import BodyResponse, Media, Outcome, Parameter, Route
 from holdfast.http.kit.values import unknown_parameter
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import new_id
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.telemetry.refused_requests import RefusedRequests
 from holdfast.telemetry.scrubbing import scrub

@@ -32,9 +32,9 @@ from holdfast.http.kit.calls import FORM_BYTES_MAX, Call
 from holdfast.http.kit.forms import LIST_SUFFIX, Form, FormFile, is_form
 from holdfast.http.kit.routes import Declaration
 from holdfast.http.kit.values import SHOWN_CHARS_MAX, invalid_parameter, missing_parameter, shown
-from holdfast.ledger.ids import new_id_of_account
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX
+from holdfast.ledger.values import new_id_of_account
 from holdfast.persistence.claims.contents import Content
 from holdfast.persistence.claims.files import UPLOAD_S, FilesTotal, add_file, drop_file, files_total, keep_file
 from holdfast.persistence.records.rows import FileRow

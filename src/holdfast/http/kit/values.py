@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from holdfast.actors.runtime.refs import WhileDown
-from holdfast.ledger.money import AMOUNT_MICRO_MAX, format_amount, parse_amount
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import AMOUNT_MICRO_MAX, format_amount, parse_amount
 
 SHOWN_CHARS_MAX: Final = 80
 

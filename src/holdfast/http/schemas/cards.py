@@ -9,9 +9,9 @@ import msgspec
 
 from holdfast.http.schemas.common import AmountGiven, render
 from holdfast.http.schemas.payments import OrderAmount
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.top_ups import AutoTopUp, SavedCard, TopUpStatus, status_of, utc_day
 from holdfast.ledger.public_types import Amount, Time
+from holdfast.ledger.values import format_amount
 
 PerDay: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=100, examples=[2])]
 PerMonth: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1000, examples=[10])]

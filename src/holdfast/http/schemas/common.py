@@ -13,9 +13,7 @@ import msgspec
 
 from holdfast.actors.account.messages import CreditChanged
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.credit.account import AccountTotals
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import (
     AccountId,
     Amount,
@@ -24,6 +22,7 @@ from holdfast.ledger.public_types import (
     Role,
     Time,
 )
+from holdfast.ledger.values import format_amount, format_time
 from holdfast.persistence.queries.accounts import FirstCallFacts
 from holdfast.persistence.queries.credentials import SessionRecord
 

@@ -10,8 +10,8 @@ import msgspec
 from holdfast.http.schemas.common import S, render
 from holdfast.ledger.catalog.models import Catalog, Modality, Model, ModelStatus, RunType
 from holdfast.ledger.catalog.terms import PricingMode, Rate, Terms, Units
-from holdfast.ledger.money import CURRENCY, format_amount, format_price
 from holdfast.ledger.public_types import Amount, Currency, FreeForm, Time
+from holdfast.ledger.values import CURRENCY, format_amount, format_price
 from holdfast.persistence.operators.overrides import Overrides
 from holdfast.persistence.records.operator_tables import NewTasks
 

@@ -16,7 +16,6 @@ import msgspec
 from holdfast.http.kit.listing import StoredListBody
 from holdfast.http.schemas.common import render
 from holdfast.ledger.catalog.bonuses import Bonus
-from holdfast.ledger.money import MICRO, format_amount
 from holdfast.ledger.orders.facts import ProcessingStatus
 from holdfast.ledger.orders.order import (
     Order,
@@ -34,6 +33,7 @@ from holdfast.ledger.orders.order import (
 )
 from holdfast.ledger.orders.sandbox_signature import SandboxValues
 from holdfast.ledger.public_types import AccountId, Amount, Currency, OrderId, Time
+from holdfast.ledger.values import MICRO, format_amount
 from holdfast.providers.card.base import minor_decimals
 
 SandboxOutcome = Literal["paid", "failed", "canceled"]

@@ -12,11 +12,10 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import StoredListBody
 from holdfast.http.schemas.common import AmountGiven, Input, ModelId, render
 from holdfast.ledger.catalog.models import Modality
-from holdfast.ledger.clock import format_time
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, TaskId, Time
 from holdfast.ledger.tasks.public import PublicTask, public_task
 from holdfast.ledger.tasks.task import EventKind, ProgressStatus, Stage, Task, TaskStatus
+from holdfast.ledger.values import format_amount, format_time
 from holdfast.persistence.records.rows import UsageEntry
 
 DEADLINE_MAX_S: Final = 7 * 24 * 3600

@@ -8,8 +8,8 @@ from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Outcome, Parameter
 from holdfast.http.kit.stored_content import serve_content
 from holdfast.http.kit.values import shown
-from holdfast.ledger.ids import is_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import is_id
 from holdfast.persistence.claims.files import delete_file
 from holdfast.persistence.queries.files import file_by_id
 from holdfast.persistence.queries.tasks import asset_by_id

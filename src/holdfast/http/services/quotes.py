@@ -10,9 +10,8 @@ from holdfast.http.schemas.common import QuoteRequest, render
 from holdfast.http.schemas.models import QuoteBody, estimate_body, pause_body
 from holdfast.ledger.catalog.pricing import quote_input
 from holdfast.ledger.catalog.seals import SealedQuote, seal_quote
-from holdfast.ledger.ids import new_id
-from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import CURRENCY, new_id
 from holdfast.providers.outbound.urls import is_public_url
 
 
@@ -25,7 +24,7 @@ async def made_quote(call: Call, wanted: QuoteRequest) -> QuoteBody | Refusal:
     priced = await call.compute(
         partial(
             quote_input,
-            deps.catalog(),
+            deps.registry.catalog,
             wanted.model,
             wanted.input,
             base_url=deps.urls.base,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.http.kit.fair_shares import FairThreads
 from holdfast.http.schemas.payments import in_units
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.receipts import Receipt
+from holdfast.ledger.values import format_amount
 
 if TYPE_CHECKING:
     from fpdf import FPDF

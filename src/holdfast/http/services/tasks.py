@@ -31,12 +31,11 @@ from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBounds
 from holdfast.ledger.api_keys import TASKS_READ, TASKS_WRITE
 from holdfast.ledger.catalog.pricing import PricedInput, quote_input
 from holdfast.ledger.catalog.seals import SealedQuote, quote_matches, unseal_quote
-from holdfast.ledger.ids import is_id, new_id
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.refusals import Refusal, param_of
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds
 from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX, input_until
 from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest, WebhookFormat, accept_task
+from holdfast.ledger.values import format_amount, is_id, new_id
 from holdfast.persistence.claims.files import claim_files, release_claims
 from holdfast.persistence.journal.changes import Extent, Watch
 from holdfast.persistence.queries.tasks import find_tasks, stored_input_bytes, task_by_id
@@ -430,10 +429,10 @@ def _price(
     a default or a tier does not void it. A model that is disabled now is refused, and one that is paused if its
     new tasks do not wait.
     """
-    catalog = deps.catalog()
+    catalog = deps.registry.catalog
     model = catalog.models.get(model_id)
     if quoted is not None and quoted.terms.model == model_id and (model is None or model.status != "disabled"):
-        catalog = deps.catalog_of(quoted.terms.catalog_version) or catalog
+        catalog = deps.registry.catalog_of(quoted.terms.catalog_version) or catalog
         model = catalog.models.get(model_id)
     if model is not None and model.type == "sync":
         return Refusal(

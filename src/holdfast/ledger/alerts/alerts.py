@@ -25,8 +25,8 @@ from holdfast.ledger.alerts.account_events import (
     kind_of,
 )
 from holdfast.ledger.credit.account import AccountState
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import LimitWindow
+from holdfast.ledger.values import format_amount
 
 MAILED: Final[frozenset[AccountEventKind]] = frozenset(
     {"balance.below", "key.limit_reached", "credit.expiring", "top_up.failed"}

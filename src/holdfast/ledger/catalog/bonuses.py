@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.ledger.catalog.tables import read_fields
-from holdfast.ledger.money import AMOUNT_MICRO_MAX, format_amount, parse_amount
+from holdfast.ledger.values import AMOUNT_MICRO_MAX, format_amount, parse_amount
 
 BONUSES_MAX: Final = 20
 ORDERS_FROM_DECIMALS_MAX: Final = 2

@@ -35,9 +35,9 @@ from holdfast.ledger.catalog.models import Catalog, CatalogTable, Model, Provide
 from holdfast.ledger.catalog.pricing import price_gaps, price_input
 from holdfast.ledger.catalog.tables import read_fields
 from holdfast.ledger.catalog.terms import Terms
-from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.plain_json import canonical_json
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import CURRENCY
 
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 _TABLES = ("catalog", "defaults", "providers", "models", "bonus")

@@ -17,8 +17,8 @@ from holdfast.ledger.catalog.metering import Meter, UnitFields
 from holdfast.ledger.catalog.models import Model, ModelTable, Pricing, ProviderConfig
 from holdfast.ledger.catalog.pricing import make_tariffs, price_micro
 from holdfast.ledger.catalog.tables import read_fields
-from holdfast.ledger.money import AMOUNT_MICRO_MAX
 from holdfast.ledger.standard_secrets import standard_key
+from holdfast.ledger.values import AMOUNT_MICRO_MAX
 
 ReadSchema = Callable[[str], str]
 """Reads a schema file by the name the catalog gives it; raises OSError, LookupError or ValueError if it cannot."""

@@ -20,7 +20,7 @@ from holdfast.ledger.catalog.input_schema import InputSchema, LinkFields
 from holdfast.ledger.catalog.metering import Meter, UnitFields
 from holdfast.ledger.catalog.tables import Text
 from holdfast.ledger.catalog.terms import Deadlines, Hosting, OnMismatch, PricingMode, Rate, Terms
-from holdfast.ledger.money import CURRENCY
+from holdfast.ledger.values import CURRENCY
 
 Modality = Literal["llm", "image", "video", "audio"]
 RunType = Literal["sync", "async"]

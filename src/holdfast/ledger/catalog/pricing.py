@@ -19,9 +19,9 @@ import msgspec
 from holdfast.ledger.catalog.input_schema import InputFile, addresses_of, name_files, with_links
 from holdfast.ledger.catalog.models import Catalog, Model, Pricing, Tariff, Tier, Upstream
 from holdfast.ledger.catalog.terms import Rate, Terms, Units
-from holdfast.ledger.money import MICRO, format_amount
 from holdfast.ledger.plain_json import NotPlain, canonical_json, plain_copy
 from holdfast.ledger.refusals import VIOLATIONS_MAX, Refusal, Violation, invalid_input
+from holdfast.ledger.values import MICRO, format_amount
 
 _EXACT = Context(prec=60)
 """Wide enough for any price times any markup of a catalog, so nothing is rounded before the end."""

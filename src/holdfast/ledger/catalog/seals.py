@@ -16,8 +16,8 @@ from datetime import datetime
 import msgspec
 
 from holdfast.ledger.catalog.terms import Terms
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import format_time
 
 QUOTE_ID_CHARS_MAX = 8192
 """The longest text that is parsed as a quote id."""

@@ -34,8 +34,8 @@ from holdfast.ledger.credit.operations import (
     cash_account,
     parts_of,
 )
-from holdfast.ledger.money import AMOUNT_MICRO_MAX, format_amount
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import AMOUNT_MICRO_MAX, format_amount
 
 LOTS_MAX: Final = 5_000
 """With so many open lots an account is given no more, but for its payments: one hold may be over all of them."""

@@ -21,10 +21,9 @@ from typing import Final, NamedTuple, TypeAlias, assert_never, get_args
 import msgspec
 
 from holdfast.ledger.api_keys import is_model_allowed
-from holdfast.ledger.clock import format_time
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import LimitWindow
 from holdfast.ledger.refusals import ExceededLimit, Refusal
+from holdfast.ledger.values import format_amount, format_time
 
 WINDOWS: Final[tuple[LimitWindow, ...]] = get_args(LimitWindow)
 BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)

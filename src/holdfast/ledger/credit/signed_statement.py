@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from holdfast.ledger.clock import format_time, time_or_none
 from holdfast.ledger.credit.operations import HASHED_FIELDS, Operation
 from holdfast.ledger.credit.verify_statement import FORMAT
+from holdfast.ledger.values import format_time, time_or_none
 
 _encode = msgspec.json.encode
 

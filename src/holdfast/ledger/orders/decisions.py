@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.facts import (
     OrderFacts,
     OrderResolution,
@@ -45,6 +44,7 @@ from holdfast.ledger.orders.transitions import (
     with_assessment,
 )
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import format_amount
 
 SANDBOX_EVENT_TYPE = "sandbox_payment"
 BOOKKEEPING_TYPES = ("synthetic.charge", "synthetic.balance")

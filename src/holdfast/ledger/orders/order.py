@@ -13,10 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.ledger.ids import new_id, new_id_of_account
-from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.orders.facts import BalanceTransaction, OrderFacts, ProcessingStatus
 from holdfast.ledger.refusals import StepVerdict
+from holdfast.ledger.values import CURRENCY, new_id, new_id_of_account
 
 Provider = Literal["sandbox", "cardprovider"]
 Origin = Literal["customer", "top_up"]

@@ -18,9 +18,9 @@ from typing import Final
 
 import msgspec
 
-from holdfast.ledger.money import format_amount, parse_amount
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.standard_secrets import key_bytes
+from holdfast.ledger.values import format_amount, parse_amount
 
 SCHEME = "sandbox-payment.v1"
 SIGNATURE_HEADER: Final = "X-Sandbox-Payment-Signature"

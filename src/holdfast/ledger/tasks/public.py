@@ -7,9 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.ledger.clock import format_time, time_or_none
 from holdfast.ledger.links import PublicUrls
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, TaskId, Time
 from holdfast.ledger.tasks.task import (
     AssetsReadyState,
@@ -24,6 +22,7 @@ from holdfast.ledger.tasks.task import (
     TaskStatus,
     between_ms,
 )
+from holdfast.ledger.values import format_amount, format_time, time_or_none
 
 
 class EstimatedCost(msgspec.Struct, frozen=True):

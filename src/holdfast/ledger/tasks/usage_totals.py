@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime, timedelta, tzinfo
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
-from holdfast.ledger.clock import midnight
+from holdfast.ledger.values import midnight
 
 UsageGroup = Literal["day", "model", "api_key_id", "status", "end_user"]
 """By what usage is summed."""

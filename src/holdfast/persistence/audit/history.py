@@ -19,7 +19,7 @@ from holdfast.ledger.credit.operations import (
     Operation,
     OperationKind,
 )
-from holdfast.ledger.money import format_amount
+from holdfast.ledger.values import format_amount
 from holdfast.persistence.audit.rules import BrokenRule, Difference
 from holdfast.persistence.records.reading import operation_of
 from holdfast.persistence.records.unreadable import UnreadableRow

@@ -15,7 +15,7 @@ from typing import Final
 
 from sqlalchemy import Connection, select, text
 
-from holdfast.ledger.clock import format_time
+from holdfast.ledger.values import format_time
 from holdfast.persistence.audit.rules import OWNERS, Rule
 from holdfast.persistence.records.move_tables import AccountMove, account_moves
 from holdfast.persistence.records.tables import accounts

@@ -12,9 +12,9 @@ from typing import Any
 from sqlalchemy import Connection, Text, any_, literal, text, tuple_
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from holdfast.ledger.money import AMOUNT_MICRO_MAX, format_amount
 from holdfast.ledger.orders.facts import provider_objects_of
 from holdfast.ledger.orders.targets import assess
+from holdfast.ledger.values import AMOUNT_MICRO_MAX, format_amount
 from holdfast.persistence.audit.rules import BrokenRule, Difference, Rule
 from holdfast.persistence.records.reading import ORDER, order_of
 from holdfast.persistence.records.tables import orders

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.ledger.money import CURRENCY
+from holdfast.ledger.values import CURRENCY
 from holdfast.persistence.audit.rules import Rule
 from holdfast.persistence.records.move_tables import RECEIPTS_OF_CELL
 

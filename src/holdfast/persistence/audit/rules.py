@@ -18,8 +18,8 @@ from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import DataError
 
 from holdfast.ledger.credit.operations import CHAIN_START
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.tasks.task import TERMINAL
+from holdfast.ledger.values import format_amount
 from holdfast.persistence.records.unreadable import UnreadableRow
 
 # Which rows a query of the audit sees: those of a few accounts. The queries name tables as if they read all of

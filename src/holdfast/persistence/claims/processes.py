@@ -22,7 +22,7 @@ import msgspec
 import psycopg
 from sqlalchemy import Connection, text
 
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.values import new_id
 from holdfast.persistence.claims.tasks import DispatchedTask
 from holdfast.persistence.records.reading import OCCUPIES
 from holdfast.persistence.server.connections import connect

@@ -24,11 +24,11 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSON, TIMESTAMP
 
 from holdfast.ledger.alerts.account_events import ALL, ALL_OF_TASKS
 from holdfast.ledger.credit.operations import SETTLING, Operation, OperationKind
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.tasks.events import public_snapshot
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.usage_totals import SPANS_S
+from holdfast.ledger.values import new_id
 from holdfast.persistence.journal.units import FenceKind, Unit
 from holdfast.persistence.records import event_rows, key_rows, rows, tables
 from holdfast.persistence.records.rows import APPLIED_VERDICTS, IdempotencyProbe, TaskChangedRow

@@ -20,8 +20,7 @@ from psycopg import errors, pq
 from psycopg.errors import error_from_result
 from psycopg.waiting import Ready, Wait
 
-from holdfast.ledger.clock import Now
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.values import Now, new_id
 from holdfast.persistence.journal.statements import Preconditions, draft_of, preconditions_of
 from holdfast.persistence.journal.units import (
     AlreadyReplied,

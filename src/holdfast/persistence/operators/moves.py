@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from sqlalchemy import Connection, func, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from holdfast.ledger.ids import new_id, place_of
+from holdfast.ledger.values import new_id, place_of
 from holdfast.persistence.audit.audit import AccountsCheck
 from holdfast.persistence.claims.contents import Content
 from holdfast.persistence.queries.moves import sha256_of_email

@@ -13,8 +13,8 @@ from typing import Final
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects.postgresql import insert
 
-from holdfast.ledger.clock import Now, format_time
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import Now, format_time
 from holdfast.persistence.records.operator_tables import Override, OverrideKind
 from holdfast.persistence.records.operator_tables import overrides as table
 

@@ -8,10 +8,9 @@ from typing import Literal
 import msgspec
 from sqlalchemy import Connection, text
 
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.credit.operations import AVAILABLE, CELLS, HELD
-from holdfast.ledger.money import CURRENCY, format_amount
 from holdfast.ledger.public_types import Amount, Currency, Time
+from holdfast.ledger.values import CURRENCY, format_amount, format_time
 
 RevenueBy = Literal["day", "model", "provider"]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, Connection, exists, func, or_, select
 
 from holdfast.ledger.cells import Cells
-from holdfast.ledger.ids import place_of
+from holdfast.ledger.values import place_of
 from holdfast.persistence.records.tables import account_moves, accounts, given_emails
 
 

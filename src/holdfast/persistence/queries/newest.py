@@ -15,8 +15,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, Unpack
 
 from sqlalchemy import BigInteger, Column, ColumnElement, Connection, Row, Select, Text, case, cast, func, select
 
-from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.tasks.task import Task
+from holdfast.ledger.values import CURRENCY
 from holdfast.persistence.queries.finding import CLOCKS_APART_MS
 from holdfast.persistence.queries.orders import ORDER_WITH_EMAIL, TroubledOrder
 from holdfast.persistence.queries.paging import PageOptions, ScanEnd, held, readable_rows

@@ -14,8 +14,8 @@ from psycopg import errors
 from sqlalchemy import Connection, RowMapping, text
 from sqlalchemy.exc import DBAPIError
 
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.public_types import Time
+from holdfast.ledger.values import format_time
 from holdfast.persistence.server.connections import driver_of
 from holdfast.telemetry.scrubbing import scrub
 

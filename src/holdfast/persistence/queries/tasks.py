@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, Unpack
 import msgspec
 from sqlalchemy import Connection, Select, Text, bindparam, cast, func, literal_column, not_, select, text
 
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, TaskId
 from holdfast.ledger.tasks.task import Task, TaskStatus
 from holdfast.ledger.tasks.transitions import task_of_review_case
+from holdfast.ledger.values import format_amount
 from holdfast.persistence.queries.filtered_usage import scan_usage
 from holdfast.persistence.queries.paging import PageOptions, ScanEnd, page, page_of_account
 from holdfast.persistence.records.reading import ASSET, TASK, TASK_WITH_INPUT, USAGE_ENTRY, task_of, usage_entry_of

@@ -12,12 +12,12 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from holdfast.ledger.credit.operations import CHAIN_START, Operation
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.top_ups import AutoTopUp
 from holdfast.ledger.public_types import LimitWindow
 from holdfast.ledger.tasks.inputs import input_until
 from holdfast.ledger.tasks.task import EventKind, StatusEntry, Task, TaskStatus
+from holdfast.ledger.values import new_id
 from holdfast.persistence.records.table_base import Int16, Int32
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import structlog
 from sqlalchemy import Connection, Row, text
 
-from holdfast.ledger.clock import format_time
+from holdfast.ledger.values import format_time
 from holdfast.telemetry.reports.causes import CannotServe
 
 log = structlog.get_logger(__name__)

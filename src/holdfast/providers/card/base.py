@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Protocol
 
-from holdfast.ledger.money import MICRO
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
+from holdfast.ledger.values import MICRO
 
 _ZERO_DECIMALS: Final = frozenset(
     "BIF CLP DJF GNF JPY KMF KRW MGA PYG RWF VND VUV XAF XOF XPF".split()  # noqa: SIM905 - reads as a table

@@ -26,8 +26,8 @@ import stripe
 import trio
 from stripe import _util as stripe_util
 
-from holdfast.ledger.clock import utc_now
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
+from holdfast.ledger.values import utc_now
 from holdfast.providers.card.base import (
     CardDetails,
     CardFault,

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 import trio
 
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.values import utc_now
 from holdfast.providers.media.base import MESSAGE_MAX_CHARS, Ambiguous, JobCallFault, NotSent, tidy
 from holdfast.providers.media.health import ProviderHealth
 from holdfast.providers.outbound.connection_pool import (

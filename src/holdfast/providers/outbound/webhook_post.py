@@ -11,8 +11,8 @@ from typing import Final
 
 import trio
 
-from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.events import DeliveryResponse
+from holdfast.ledger.values import Now
 from holdfast.providers.outbound.connection_pool import parse_retry_after
 from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Unreachable
 from holdfast.providers.outbound.urls import is_public_url

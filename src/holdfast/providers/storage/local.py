@@ -12,7 +12,7 @@ from typing import IO
 
 import trio
 
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.values import new_id
 from holdfast.providers.storage.base import (
     BLOCK_BYTES,
     PRIVATE,

@@ -19,8 +19,8 @@ import msgspec
 import trio
 from msgspec.structs import replace
 
-from holdfast.ledger.clock import format_time, utc_now
 from holdfast.ledger.public_types import Time
+from holdfast.ledger.values import format_time, utc_now
 
 SUBJECTS_MAX: Final = 20
 """How many levels are raised at a time; one more ends the oldest."""

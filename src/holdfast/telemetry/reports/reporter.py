@@ -15,8 +15,7 @@ import structlog
 from msgspec.structs import replace
 from structlog.typing import FilteringBoundLogger
 
-from holdfast.ledger.clock import Now, utc_now
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.values import Now, new_id, utc_now
 from holdfast.telemetry import metrics
 from holdfast.telemetry.repetitions import Period, Repetitions
 from holdfast.telemetry.reports.causes import Cause, describe

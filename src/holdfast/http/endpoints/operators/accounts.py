@@ -50,9 +50,9 @@ from holdfast.http.schemas.cards import AutoTopUpBody, auto_top_up_body
 from holdfast.http.schemas.common import AmountGiven, render
 from holdfast.http.schemas.events import AlertsBody, WebhookBody, alerts_body, webhook_body
 from holdfast.http.schemas.operators import ActionWithReason, Reason
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, Role, Time
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import format_amount
 from holdfast.persistence.claims.files import files_total
 from holdfast.persistence.queries.accounts import account_of_email, account_overview, email_of_account
 from holdfast.persistence.queries.finding import (

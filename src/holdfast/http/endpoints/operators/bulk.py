@@ -46,9 +46,9 @@ from holdfast.http.kit.routes import Outcome, Parameter
 from holdfast.http.kit.values import invalid_parameter, shown
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.operators import ActionRequest, ActionWithReason, Reason
-from holdfast.ledger.clock import time_or_none
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
+from holdfast.ledger.values import time_or_none
 from holdfast.persistence.claims.due_work import BULK_ACTIONS_GO_ON
 from holdfast.persistence.operators.bulk import (
     CONTINUE,

@@ -15,8 +15,8 @@ from holdfast.http.kit.actions import OperatorRoutes
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Outcome
 from holdfast.ledger.cells import Cell
-from holdfast.ledger.ids import place_digits
 from holdfast.ledger.public_types import Amount
+from holdfast.ledger.values import place_digits
 from holdfast.persistence.queries.books import LiabilitiesBody
 
 T = TypeVar("T")

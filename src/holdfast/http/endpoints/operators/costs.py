@@ -16,10 +16,9 @@ from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import filter_by, read_window
 from holdfast.http.kit.routes import Outcome
-from holdfast.ledger.clock import time_or_none
-from holdfast.ledger.money import MICRO
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import MICRO, time_or_none
 from holdfast.persistence.queries.costs import CreditLine, CreditTime, credit_costs
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.supervision.control.messages import ReadCosts
@@ -159,7 +158,7 @@ class _Credit:
         async with self._reading:
             now = deps.now()
             if self.at is None or not self.at <= now < self.at + CREDIT_VALID:
-                providers = {each.id: each.upstream.provider for each in deps.catalog().models.values()}
+                providers = {each.id: each.upstream.provider for each in deps.registry.catalog.models.values()}
                 query = partial(credit_costs, now=now, providers=providers, most=LINES_MAX)
                 self.lines, self.at = [], None
                 with suppress(DatabaseAway):

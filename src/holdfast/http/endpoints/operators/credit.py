@@ -38,10 +38,9 @@ from holdfast.http.kit.routes import Outcome
 from holdfast.http.kit.values import invalid_parameter, read_amount, shown
 from holdfast.http.schemas.common import AmountGiven, CreditChangedBody, credit_changed_body, render
 from holdfast.http.schemas.operators import ActionWithReason, Note, Reason, text_of
-from holdfast.ledger.ids import new_id
-from holdfast.ledger.money import format_amount, parse_amount
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import format_amount, new_id, parse_amount
 from holdfast.persistence.claims.coupons import add_coupon, end_coupon, sha256_of_code
 from holdfast.persistence.queries.newest import CouponState, list_coupons
 from holdfast.persistence.records.credit_tables import CouponRow

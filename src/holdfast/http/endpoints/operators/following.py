@@ -23,11 +23,9 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import FROM, TO, Window, filter_by, read_window
 from holdfast.http.kit.routes import Outcome
 from holdfast.http.kit.values import invalid_parameter
-from holdfast.ledger.clock import format_time
-from holdfast.ledger.ids import is_id
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, MemberId, Time
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import format_amount, format_time, is_id
 from holdfast.persistence.queries.belonging import Belonging, what_belongs_to
 from holdfast.persistence.queries.reports import reports_page
 from holdfast.persistence.queries.time_lines import (

@@ -14,9 +14,9 @@ from holdfast.http.kit.routes import Outcome
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.operators import GROUPS, Reason
-from holdfast.ledger.ids import is_id
 from holdfast.ledger.public_types import MemberId
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import is_id
 from holdfast.supervision.control.messages import LevelList, ListLevels, RaiseLevel
 from holdfast.telemetry.logs.raised import RaisedLevel
 

@@ -30,11 +30,11 @@ from holdfast.http.kit.routes import Outcome
 from holdfast.http.kit.values import ORDER_DECIMALS_MAX, invalid_parameter, read_amount
 from holdfast.http.schemas.operators import ActionRequest, Note, Reason, text_of
 from holdfast.http.schemas.payments import OrderAmount, PaymentOrderBody, in_units, payment_order_body, render_order
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.order import Order, OrderStatus, Origin, Provider, ReconcileStatus
 from holdfast.ledger.orders.targets import received_micro
 from holdfast.ledger.public_types import AccountId, Amount
 from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
+from holdfast.ledger.values import format_amount
 from holdfast.persistence.queries.accounts import email_of_account
 from holdfast.persistence.queries.newest import list_orders
 from holdfast.persistence.queries.orders import OrderTrouble, TroubledOrder, order_by_id, troubled_orders

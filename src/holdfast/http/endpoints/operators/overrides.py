@@ -18,9 +18,9 @@ from holdfast.http.kit.routes import Outcome
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.operators import Note, Reason, text_of
 from holdfast.ledger.catalog.pricing import model_not_found
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import format_time
 from holdfast.persistence.operators.overrides import write_override
 from holdfast.persistence.records.operator_tables import NewTasks, Override, OverrideKind
 from holdfast.supervision.control.messages import RereadOverrides
@@ -119,7 +119,7 @@ async def list_overrides(call: Call) -> Outcome:
 )
 async def set_provider_slots(run: ActionRun, given: SlotsRequest, provider: str) -> OverrideList | Refusal:
     """It counts for all processes together. Jobs that run already are left alone."""
-    if provider not in run.deps.catalog().providers:
+    if provider not in run.deps.registry.catalog.providers:
         return provider_not_found(provider)
     return await _set(run, "provider_slots", provider, given, number=given.slots)
 
@@ -131,7 +131,7 @@ async def set_provider_slots(run: ActionRun, given: SlotsRequest, provider: str)
 )
 async def pause_provider(run: ActionRun, given: PauseRequest, provider: str) -> OverrideList | Refusal:
     """Tasks that wait go on waiting, up to their deadlines; jobs that run are finished."""
-    if provider not in run.deps.catalog().providers:
+    if provider not in run.deps.registry.catalog.providers:
         return provider_not_found(provider)
     return await _set(run, "provider_pause", provider, given, given.new_tasks, note=given.note)
 
@@ -143,7 +143,7 @@ async def pause_provider(run: ActionRun, given: PauseRequest, provider: str) -> 
 )
 async def pause_model(run: ActionRun, given: PauseRequest, model_id: str) -> OverrideList | Refusal:
     """Tasks that wait go on waiting, up to their deadlines; jobs that run are finished."""
-    models = run.deps.catalog().models
+    models = run.deps.registry.catalog.models
     if model_id not in models:
         return model_not_found(model_id, models)
     return await _set(run, "model_pause", model_id, given, given.new_tasks, note=given.note)

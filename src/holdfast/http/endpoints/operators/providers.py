@@ -18,9 +18,9 @@ from holdfast.http.schemas.operators import Reason
 from holdfast.ledger.catalog.input_schema import least_input
 from holdfast.ledger.catalog.models import Catalog, Model
 from holdfast.ledger.catalog.pricing import PricedInput, model_not_found, quote_input
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import format_amount
 from holdfast.persistence.queries.backlog import Backlog, measure_backlog
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.media.health import ProviderState
@@ -93,7 +93,7 @@ async def list_providers(call: Call) -> Outcome:
 
 
 def _provider(call: Call, name: str, views: list[ProviderView], backlog: Backlog | None) -> ProviderDetails:
-    catalog = call.deps.catalog()
+    catalog = call.deps.registry.catalog
     config = catalog.providers.get(name)
     return ProviderDetails(
         name=name,
@@ -170,7 +170,7 @@ def provider_not_found(name: str) -> Refusal:
 )
 async def check_provider(run: ActionRun, given: ProviderCheckRequest, provider: str) -> ProviderCheckBody | Refusal:
     """The response comes when the job has ended, or ``wait_s`` later. No account and no credit is involved."""
-    catalog = run.deps.catalog()
+    catalog = run.deps.registry.catalog
     charges = run.deps.operating.provider_checks.charges(provider)
     if charges is None or provider not in catalog.providers:
         return provider_not_found(provider)

@@ -22,11 +22,10 @@ from holdfast.http.kit.values import shown
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.operators import ActionRequest, Note, text_of
 from holdfast.http.schemas.tasks import TaskBody, task_body
-from holdfast.ledger.clock import format_time
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, FreeForm, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import ReviewDecision, ReviewReason, Task
+from holdfast.ledger.values import format_amount, format_time
 from holdfast.persistence.queries.tasks import open_reviews, task_under_review
 
 route = OperatorRoutes("Reviews")

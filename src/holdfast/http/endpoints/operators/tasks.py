@@ -31,11 +31,10 @@ from holdfast.http.schemas.common import render
 from holdfast.http.schemas.operators import ActionRequest
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.http.services.tasks import task_not_found
-from holdfast.ledger.ids import is_id
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, FreeForm, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, TaskStatus
+from holdfast.ledger.values import format_amount, is_id
 from holdfast.persistence.queries.newest import list_tasks
 from holdfast.persistence.queries.tasks import TaskRow, failed_tasks, stored_task, task_by_id, unfinished_tasks
 from holdfast.persistence.records.unreadable import UnreadableRow

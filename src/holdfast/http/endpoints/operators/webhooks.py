@@ -15,9 +15,9 @@ from holdfast.http.kit.routes import Outcome
 from holdfast.http.kit.values import shown
 from holdfast.http.schemas.events import EventBody, WebhookId, event_body
 from holdfast.http.schemas.operators import ActionRequest
-from holdfast.ledger.ids import is_id
 from holdfast.ledger.public_types import AccountId, TaskId
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import is_id
 from holdfast.persistence.queries.events import (
     EventRecord,
     WebhookSummary,

@@ -39,12 +39,11 @@ from holdfast.http.schemas.payments import (
     render_order,
 )
 from holdfast.ledger.api_keys import ORDERS_WRITE
-from holdfast.ledger.ids import is_id, place_carried_by, place_of
-from holdfast.ledger.money import MICRO, format_amount
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.top_ups import AutoTopUp, SavedCard
 from holdfast.ledger.orders.transitions import can_expire
 from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
+from holdfast.ledger.values import MICRO, format_amount, is_id, place_carried_by, place_of
 from holdfast.persistence.queries.moves import has_departed_since
 from holdfast.persistence.queries.orders import order_of_account, order_of_event, top_up_of_account
 from holdfast.providers.card.base import (

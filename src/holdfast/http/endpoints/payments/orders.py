@@ -26,7 +26,6 @@ from holdfast.http.schemas.payments import (
 )
 from holdfast.ledger.api_keys import ORDERS_READ
 from holdfast.ledger.catalog.bonuses import bonus_of
-from holdfast.ledger.ids import is_id, new_id
 from holdfast.ledger.orders.order import (
     Order,
     OrderBonus,
@@ -37,6 +36,7 @@ from holdfast.ledger.orders.order import (
     order_request,
 )
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import is_id, new_id
 from holdfast.persistence.queries.orders import order_of_account, orders_of_account
 from holdfast.telemetry.traces import other_request_id, traceparent
 
@@ -97,7 +97,7 @@ async def read_payment_order(call: Call) -> Outcome:
 )
 async def list_bonuses(call: Call) -> Outcome:
     """An order keeps the bonus that it was created with. Automatic top-ups get none."""
-    return BonusList(data=[bonus_body(each) for each in call.deps.catalog().bonuses])
+    return BonusList(data=[bonus_body(each) for each in call.deps.registry.catalog.bonuses])
 
 
 # ------------------------------------------------------------------------------------------------------ creating
@@ -149,7 +149,7 @@ async def write_order(
 
 def _bonus_of_order(call: Call, amount_micro: int) -> OrderBonus | None:
     """Return the bonus that the current catalog has for an order of this amount."""
-    bonus = bonus_of(call.deps.catalog().bonuses, amount_micro)
+    bonus = bonus_of(call.deps.registry.catalog.bonuses, amount_micro)
     if bonus is None:
         return None
     return OrderBonus(credit_micro=bonus.micro_of(amount_micro), expires_days=bonus.expires_days)

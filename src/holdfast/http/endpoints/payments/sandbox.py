@@ -26,10 +26,10 @@ from holdfast.http.schemas.payments import (
     sandbox_values,
 )
 from holdfast.ledger.api_keys import ORDERS_WRITE
-from holdfast.ledger.ids import place_carried_by
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.sandbox_signature import SIGNATURE_HEADER, read_values, sign, verify_sandbox
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.values import place_carried_by
 from holdfast.persistence.queries.orders import order_by_id
 
 route = RouteTable("Payments")

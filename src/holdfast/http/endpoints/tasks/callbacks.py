@@ -22,9 +22,9 @@ from holdfast.http.kit.values import shown
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.http.services.tasks import task_not_found
 from holdfast.ledger.catalog.models import CALLBACK_BYTES_MOST, ProviderConfig
-from holdfast.ledger.ids import is_id, place_carried_by
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
+from holdfast.ledger.values import is_id, place_carried_by
 from holdfast.persistence.queries.tasks import task_by_id
 from holdfast.providers.media.callbacks import (
     BODY_MAX_BYTES,
@@ -80,7 +80,7 @@ def sealed_check(call: Call) -> tuple[str, str] | None:
     if not query:
         return None
     keys = call.deps.settings.derived_keys(PURPOSE)
-    for provider in call.deps.catalog().providers:
+    for provider in call.deps.registry.catalog.providers:
         job = read_hook_query(query, keys, provider)
         if job is not None and is_of_check(job[0]):
             return provider, job[0]
@@ -142,7 +142,7 @@ async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
         named = provider
     if provider is not None and named != provider:
         return refused_signature("invalid", SIGNATURE_HEADER)
-    secrets = deps.callback_secrets(named)
+    secrets = deps.registry.callback_secrets(named)
     if not sent or not header.strip():
         return refused_signature("missing", SIGNATURE_HEADER)
     if named is None and not any(secrets):
@@ -160,7 +160,7 @@ async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
         provider = await _provider_of(call, update.request_id)
         if provider is None or (sender is not None and sender != provider):
             return task_not_found(update.request_id)
-        verdict = verify_signature(header, call.raw, deps.callback_secrets(provider), now=deps.wall())
+        verdict = verify_signature(header, call.raw, deps.registry.callback_secrets(provider), now=deps.wall())
         if verdict != "valid":
             return refused_signature(verdict, SIGNATURE_HEADER)
         update = msgspec.structs.replace(update, provider=provider)
@@ -206,7 +206,7 @@ _NOT_CONFIGURED: Final = Refusal(code="provider_not_configured", message="This p
 
 def _bytes_max(call: Call) -> int:
     """Return the body limit of a provider; without the right token a container has the common limit."""
-    config = call.deps.catalog().providers.get(call.path["provider"])
+    config = call.deps.registry.catalog.providers.get(call.path["provider"])
     if config is None or (PROVIDER_KINDS[config.kind].rules.webhooks == "token" and not _shows_token(call, config)):
         return BODY_MAX_BYTES
     return config.callback_bytes_max
@@ -246,7 +246,7 @@ async def receive_provider_webhook(call: Call) -> Outcome:
 
 
 async def _receive_own_format(call: Call) -> Outcome:
-    config = call.deps.catalog().providers.get(call.path["provider"])
+    config = call.deps.registry.catalog.providers.get(call.path["provider"])
     if config is None:
         return refused_signature("invalid", SIGNATURE_HEADER)
     proof = PROVIDER_KINDS[config.kind].rules.webhooks

@@ -12,10 +12,10 @@ from holdfast.http.schemas.common import render
 from holdfast.http.schemas.events import EventBody, EventList, event_body
 from holdfast.http.services.tasks import own_task
 from holdfast.ledger.api_keys import TASKS_READ, TASKS_WRITE, WEBHOOKS_WRITE
-from holdfast.ledger.ids import is_id
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.webhook_secrets import SIGNING_MAX_COUNT, Rotation, Signing, signing_at, webhook_secret
+from holdfast.ledger.values import is_id
 from holdfast.persistence.claims.outbox import rotations_of
 from holdfast.persistence.queries.events import EventRecord, events_of_task
 

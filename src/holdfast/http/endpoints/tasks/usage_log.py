@@ -24,7 +24,7 @@ from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.tasks import UsageList, usage_body
 from holdfast.ledger.api_keys import USAGE_READ
 from holdfast.ledger.catalog.models import Modality
-from holdfast.ledger.money import format_amount
+from holdfast.ledger.values import format_amount
 from holdfast.persistence.queries.tasks import usage_of_account
 from holdfast.persistence.records.rows import UsageEntry
 

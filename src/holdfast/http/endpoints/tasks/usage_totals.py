@@ -31,12 +31,11 @@ from holdfast.http.kit.listing import (
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.ledger.api_keys import USAGE_READ
-from holdfast.ledger.clock import format_time, midnight
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import TaskStatus
 from holdfast.ledger.tasks.usage_totals import UsageGroup, days_of
+from holdfast.ledger.values import format_amount, format_time, midnight
 from holdfast.persistence.queries.usage_totals import GROUPS_MAX, UsageTotal, usage_totals
 
 route = RouteTable("Usage")
