@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -277,6 +278,26 @@ async def test_a_card_event_reaches_the_cell_of_its_order(two: tuple[Stage, Stag
     first.change(cells=cells(1, AWAY, AWAY))
     # The provider sends it again.
     assert (await send_event(first)).status_code == 503
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b'{"a":"\xff"}', b"[" * 100_000, b"cut"])
+async def test_a_card_event_is_sent_again_if_a_cells_answer_says_nothing(
+    two: tuple[Stage, Stage], nursery: trio.Nursery, body: bytes
+) -> None:
+    first, _ = two
+    first.configure_card()
+    length = len(body) + (body == b"cut")
+
+    async def answer_badly(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some()
+            with suppress(trio.BrokenResourceError):
+                await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (length, body))
+
+    [listener] = await nursery.start(partial(trio.serve_tcp, answer_badly, 0, host="127.0.0.1"))
+    first.change(cells=cells(1, AWAY, f"http://127.0.0.1:{listener.socket.getsockname()[1]}"))
+    response = await send_event(first)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "temporarily_unavailable")
 
 
 async def test_an_operator_signs_in_at_the_cell_of_the_address(two: tuple[Stage, Stage]) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 import socket
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
+import trio
 from sqlalchemy import insert, update
 
 from holdfast.http.endpoints.operators import cells as cells_module
+from holdfast.http.endpoints.operators.cells import ANSWER_BYTES_MAX
 from holdfast.ledger.cells import Cell, Cells
 from holdfast.ledger.values import PLACES, new_id_at, place_of
 from holdfast.persistence.records import tables
@@ -65,6 +69,25 @@ async def test_each_cell_says_what_it_has_and_one_that_is_away_is_shown(
                 assert "away" in page.text
                 assert f"{away}/ops" in page.links
                 assert "/ops/cells" in page.links
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b'{"a":"\xff"}', b'{"a":' * 100_000, b" " * (ANSWER_BYTES_MAX + 1)]
+)
+async def test_a_cell_that_answers_nonsense_is_shown_as_away(
+    api: Api, browser: PageReader, nursery: trio.Nursery, body: bytes
+) -> None:
+    async def answer_badly(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some()
+            with suppress(trio.BrokenResourceError):
+                await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+    [listener] = await nursery.start(partial(trio.serve_tcp, answer_badly, 0, host="127.0.0.1"))
+    async with api.serving() as url:
+        has_cells(api, browser, url, f"http://127.0.0.1:{listener.socket.getsockname()[1]}")
+        listed = await api.call("GET", "/ops/api/cells", credential=api.deps.settings.operator_token)
+        assert [each["is_reached"] for each in listed.json()["data"]] == [True, False]
 
 
 async def test_an_installation_with_one_database_has_no_cells(api: Api, browser: PageReader) -> None:

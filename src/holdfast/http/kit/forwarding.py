@@ -51,6 +51,8 @@ from holdfast.persistence.server.lookups import Lookup
 from holdfast.providers.signatures import sign, verify_signature
 
 MARK: Final = "Holdfast-Forwarded"
+NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for an answer that is not JSON, or nested too deeply."""
 CONNECT_S: Final = 2.0
 ANSWER_S: Final = 600.0
 """As long as a client of OpenAI's waits for a result. One that gives up earlier ends its request here and there."""
@@ -251,7 +253,7 @@ async def forward_to_each(
 ) -> Response | Refusal | None:
     """Ask the other cells in turn, and return the first response that is not ``without_effect``; None if all are.
 
-    A request that a cell has sent on for that is not sent again.
+    A request that a cell has sent on for that is not sent again. Refuses as :func:`forward` does.
     """
     if deps.cells is None or request.hop >= Hop.MISSED:
         return None
@@ -263,19 +265,22 @@ async def forward_to_each(
             return response
         if response is None:
             continue
-        async with response.response as parts:
-            content = b"".join([part async for part in parts])
-        if response.status_code != 200 or not _is(content, without_effect):
-            return Response(content, response.status_code, response.headers)
+        try:
+            async with response.response as parts:
+                content = b"".join([part async for part in parts])
+            if response.status_code == 200:
+                # First whether it is JSON at all: by type it is refused at the first part that differs.
+                msgspec.json.decode(content)
+                msgspec.json.decode(content, type=without_effect)
+                continue
+        except msgspec.ValidationError:
+            pass
+        except (httpx2.HTTPError, *NOT_JSON) as fault:
+            # It may have had its effect, so its sender must send it again.
+            log.warning("a cell's answer was lost", cell=cell.number, reason=type(fault).__name__)
+            return _UNKNOWN
+        return Response(content, response.status_code, response.headers)
     return None
-
-
-def _is(content: bytes, kind: type[msgspec.Struct]) -> bool:
-    try:
-        msgspec.json.decode(content, type=kind)
-    except msgspec.ValidationError:
-        return False
-    return True
 
 
 @asynccontextmanager
