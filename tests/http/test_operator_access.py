@@ -499,6 +499,21 @@ async def test_a_sign_in_while_the_database_is_away_lasts_until_it_is_back(api: 
     refused(await api.call("GET", path, headers=cookie), 401, "session_expired")
     api.change(database=database, now=lambda: now)
     refused(await api.call("GET", path, headers=cookie), 401, "invalid_session")
+    api.change(database=AwayRows())
+    refused(await api.call("GET", path, headers=cookie), 401, "invalid_session")
+
+
+async def test_who_signs_out_while_the_database_is_away_stays_signed_out(api: Api) -> None:
+    async def away(_change: object) -> None:
+        raise DatabaseAway("gone", retry_after_s=1.0)
+
+    path = "/ops/api/session"
+    api.change(database=AwayRows(), write_record=away)
+    cookie, csrf_token = await sign_in(api)
+    left = await api.call("DELETE", path, headers={**cookie, **HOST, "X-CSRF-Token": csrf_token})
+    assert (left.status_code, left.json()) == (200, {"signed_out": True})
+    assert "Max-Age=0" in left.headers["Set-Cookie"]
+    refused(await api.call("GET", path, headers=cookie), 401, "invalid_session")
 
 
 async def test_an_urgent_action_does_not_wait_for_a_database_that_is_away(

@@ -131,6 +131,7 @@ async def session_of(deps: Dependencies, cookie: str, origin: str) -> OperatorSe
         if session is None:
             raise
     else:
+        session = session or _ended_unstored(deps, cookie)
         deps.access.seen_sessions.note(mac, session, now)
     if session is None or session.ended_at is not None:
         return INVALID_SESSION
@@ -164,7 +165,20 @@ async def sign_in_by_token(deps: Dependencies, token: str, origin: str) -> tuple
 
 
 async def end_session(deps: Dependencies, cookie: str) -> None:
-    """End the session of a cookie. Raises :class:`DatabaseAway`; this process refuses the cookie even then."""
-    mac = cookie_mac(cookie, deps.settings)
-    deps.access.seen_sessions.note(mac, None, deps.now())
-    await deps.write_record(partial(records.end_session, cookie_mac=mac, at=deps.now()))
+    """End the session of a cookie, which this process refuses from now on.
+
+    Raises :class:`DatabaseAway` if it has to be ended in the database.
+    """
+    mac, ended = cookie_mac(cookie, deps.settings), _ended_unstored(deps, cookie)
+    deps.access.seen_sessions.note(mac, ended, deps.now())
+    try:
+        await deps.write_record(partial(records.end_session, cookie_mac=mac, at=deps.now()))
+    except DatabaseAway:
+        if ended is None:
+            raise
+
+
+def _ended_unstored(deps: Dependencies, cookie: str) -> OperatorSession | None:
+    """Return the session that a cookie proves by itself, ended: noted, it does not begin again with an outage."""
+    session = unstored_session(cookie, deps.settings)
+    return None if session is None else session._replace(ended_at=deps.now())
