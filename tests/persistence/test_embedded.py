@@ -286,6 +286,18 @@ def test_a_server_that_cannot_start_says_why_and_names_its_log(data_dir: Path) -
     server.release()
 
 
+@pytest.mark.slow
+def test_an_error_of_an_earlier_run_is_not_why_a_server_cannot_start(data_dir: Path) -> None:
+    server = EmbeddedPostgres(data_dir, settings={"fsync": "off"})
+    with psycopg.connect(server.start()):
+        server.stop()
+    assert "FATAL:  terminating connection" in (data_dir / "postgres.log").read_text()
+    (data_dir / "postgres" / "global" / "pg_control").unlink()
+    with pytest.raises(EmbeddedFault, match=r"could not open file .*pg_control.*; its log is .*postgres\.log"):
+        server.start()
+    server.release()
+
+
 def test_a_cluster_of_an_unknown_version_is_refused(data_dir: Path) -> None:
     (data_dir / "postgres").mkdir(parents=True)
     (data_dir / "postgres" / "PG_VERSION").write_text("9\n")

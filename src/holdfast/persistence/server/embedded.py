@@ -172,6 +172,7 @@ class EmbeddedPostgres:
         deadline = time.monotonic() + START_S
         log_path = self.data_dir / "postgres.log"
         while True:
+            begun = len(_read(log_path))
             child = Postmaster(command, user=user, log_path=log_path)
             if _await_ready(child, _url(folder, "postgres"), deadline):
                 break
@@ -180,8 +181,11 @@ class EmbeddedPostgres:
                 self._child = child
                 raise EmbeddedFault(f"The embedded PostgreSQL is not ready after {START_S:.0f} s; see {log_path}.")
             # A crashed server's last backends may hold its shared memory for a moment.
-            if time.monotonic() > deadline or "still in use" not in _tail(log_path):
-                errors = re.findall(r"(?:FATAL|PANIC):\s+(.+)", _tail(log_path)) or ["it ended"]
+            log = _read(log_path)
+            # A log that had grown long was begun anew.
+            written = (log[begun:] if len(log) >= begun else log)[-4096:].decode("utf-8", "replace")
+            if time.monotonic() > deadline or "still in use" not in written:
+                errors = re.findall(r"(?:FATAL|PANIC):\s+(.+)", written) or written.splitlines() or ["it ended"]
                 raise EmbeddedFault(f"The embedded PostgreSQL did not start: {errors[-1]}; its log is {log_path}.")
             time.sleep(0.2)
         self._child, self._has_run = child, True
@@ -272,9 +276,9 @@ def _create_database(url: str) -> None:
             connection.execute(f"create database {DATABASE}")
 
 
-def _tail(path: Path) -> str:
-    """Return the end of a log."""
+def _read(path: Path) -> bytes:
+    """Return the content of a file; none if it cannot be read."""
     try:
-        return path.read_bytes()[-4096:].decode("utf-8", "replace")
+        return path.read_bytes()
     except OSError:
-        return ""
+        return b""
