@@ -30,6 +30,7 @@ from holdfast.persistence.claims.reports import write_reports
 from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.unreadable import UnreadableRow
+from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.media.provider_check import CheckStep
 from holdfast.supervision.control.messages import (
     DescribeKey,
@@ -329,6 +330,20 @@ async def test_pages_stay_while_the_database_is_away(api: Api, browser: PageRead
     assert "proc" in (await browser.read("/ops/tree")).text
     for path in ("/ops/reviews", "/ops/poison", "/ops/actions"):
         assert "The database is not available" in (await browser.read(path)).text
+
+
+async def test_a_session_that_cannot_be_looked_up_keeps_nobody_from_signing_in(api: Api) -> None:
+    async def away(_change: object) -> None:
+        raise DatabaseAway("gone", retry_after_s=1.0)
+
+    returning = PageReader(api, SAME_ORIGIN)
+    await returning.sign_in()
+    api.change(database=AwayRows(), write_record=away)
+    answer_controls(api, DescribeProcess=PROCESS, ReadSamples=SampleList("proc_1", []))
+    assert "/ops/sign-in" in (await returning.read("/ops", 503)).links
+    assert "token" in (await returning.read("/ops/sign-in")).text
+    await returning.sign_in()
+    await returning.read("/ops")
 
 
 async def test_what_costs_most_is_shown_first(api: Api, browser: PageReader) -> None:

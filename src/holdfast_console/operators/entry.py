@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
+from holdfast.actors.runtime.faults import Overloaded
 from holdfast.http.endpoints.api_docs import reference_page
 from holdfast.http.endpoints.operators.session import (
     request_operator_code,
@@ -18,6 +20,7 @@ from holdfast.http.kit.reference import OPERATORS
 from holdfast.http.kit.routes import Handler
 from holdfast.http.schemas.common import CodeSent
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast_console.forms import local_path
 from holdfast_console.rendering import Html, Redirect, static_response
 from holdfast_console.views import ViewResult, ViewTable, Visit
@@ -43,12 +46,14 @@ _WAYS: Final[tuple[tuple[str, Handler], ...]] = (
 
 @view(SIGN_IN, auth=Auth.NONE)
 async def sign_in_page(visit: Visit) -> ViewResult:
-    """The forms; an operator who is signed in already goes on."""
+    """The forms; an operator who is known to be signed in already goes on."""
     return_to = local_path(visit.parameter("return_to"), "/ops")
     call = visit.call
     cookie = OPERATOR_COOKIE.read(call.request.cookies, call.deps.settings)
-    if cookie is not None and not isinstance(await session_of(call.deps, cookie, call.origin()), Refusal):
-        return Redirect(return_to)
+    # A session that cannot be looked up for now does not keep who has the token from another one.
+    with suppress(DatabaseAway, Overloaded):
+        if cookie is not None and not isinstance(await session_of(call.deps, cookie, call.origin()), Refusal):
+            return Redirect(return_to)
     return _page(return_to)
 
 
