@@ -332,7 +332,7 @@ async def test_pages_stay_while_the_database_is_away(api: Api, browser: PageRead
         assert "The database is not available" in (await browser.read(path)).text
 
 
-async def test_a_session_that_cannot_be_looked_up_keeps_nobody_from_signing_in(api: Api) -> None:
+async def test_who_has_a_session_that_cannot_be_looked_up_may_sign_in(api: Api) -> None:
     async def away(_change: object) -> None:
         raise DatabaseAway("gone", retry_after_s=1.0)
 

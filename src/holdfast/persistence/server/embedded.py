@@ -182,7 +182,7 @@ class EmbeddedPostgres:
                 raise EmbeddedFault(f"The embedded PostgreSQL is not ready after {START_S:.0f} s; see {log_path}.")
             # A crashed server's last backends may hold its shared memory for a moment.
             log = _read(log_path)
-            # A log that had grown long was begun anew.
+            # A log that had grown long was put aside.
             written = (log[begun:] if len(log) >= begun else log)[-4096:].decode("utf-8", "replace")
             if time.monotonic() > deadline or "still in use" not in written:
                 errors = re.findall(r"(?:FATAL|PANIC):\s+(.+)", written) or written.splitlines() or ["it ended"]
