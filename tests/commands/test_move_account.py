@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import LiteralString
 
 import msgspec
 import psycopg
@@ -30,10 +31,17 @@ class Pair:
             EndOfMove(msgspec.structs.replace(settings, cell=number), url) for number, url in enumerate(urls, 1)
         ]
 
-    def move(self, source: int, target: int, *, email_of: int) -> None:
-        """Move the account while its e-mail address is of a cell."""
+    def move(self, source: int, target: int, *, email_of: int, place_of: int = 1) -> None:
+        """Move the account while its e-mail address and its place are of a cell; the place was cell 1's before."""
         cells = tuple(
-            Cell(number, ALL if number == 1 else (), ALL if number == email_of else (), "", "")
+            Cell(
+                number,
+                ALL if number == place_of else (),
+                ALL if number == email_of else (),
+                "",
+                "",
+                former_places=ALL if number == 1 != place_of else (),
+            )
             for number in (1, 2, 3)
         )
         source_end, target_end = (
@@ -41,6 +49,11 @@ class Pair:
             for each in (self._ends[source - 1], self._ends[target - 1])
         )
         move_account(ACCOUNT, source_end, target_end, say=lambda _: None)
+
+    def execute(self, statement: LiteralString) -> None:
+        """Change rows of cell 1."""
+        with psycopg.connect(self._ends[0].url) as rows:
+            rows.execute(statement)
 
     def cells_of(self) -> list[int]:
         """The cells that have the account."""
@@ -71,3 +84,17 @@ def test_an_account_moves_where_its_address_still_finds_it(pair: Pair) -> None:
     # One that is there already can come back.
     pair.move(2, 1, email_of=3)
     assert pair.cells_of() == [1]
+
+
+def test_an_account_moves_where_requests_still_find_it(pair: Pair) -> None:
+    # It was opened in cell 1, before the place became cell 3's.
+    pair.move(1, 2, email_of=1, place_of=3)
+    pair.move(2, 1, email_of=1, place_of=3)
+    # As if it had come from cell 3, whose row says that it is in cell 1.
+    pair.execute("update account_moves set cell = 3 where state = 'arrived'")
+    with pytest.raises(MoveRefused, match="came from cell 3, which would not find it"):
+        pair.move(1, 2, email_of=1, place_of=3)
+    assert pair.cells_of() == [1]
+    # The cell that has the place is asked first.
+    pair.move(1, 2, email_of=1)
+    assert pair.cells_of() == [2]

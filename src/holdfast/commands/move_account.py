@@ -25,6 +25,7 @@ from holdfast.persistence.operators.moves import (
     MoveRefused,
     Unfinished,
     arrive,
+    came_from,
     complete,
     contents_of,
     depart,
@@ -119,6 +120,7 @@ def move_account(
         copy = partial(_copy_contents, account_id, source, target, rows, copied)
         say(f"{copy()} results and files copied")
         if move is None:
+            _check_place(account_id, source, target, rows)
             _check_email(account_id, source, target, rows, others)
             move = _departed(rows, account_id, target.number, sleep)
         say(f"closed in cell {source.number} at operation {move.number}")
@@ -127,6 +129,20 @@ def move_account(
         say(f"open in cell {target.number}: all rows are there, and break no rule of the audit")
         complete(rows, move)
         say(f"{account_id} is in cell {target.number}")
+
+
+def _check_place(account_id: str, source: EndOfMove, target: EndOfMove, rows: Connection) -> None:
+    """Check that a request of the account will find it.
+
+    A request follows one move. So an account that a cell of its place has moved here can only go back to that one,
+    or to the cell that has the place now, which is asked first.
+    """
+    home, *former = (
+        cell.number for cell in Cells(source.number, source.settings.cells).of_place(place_of(account_id))
+    )
+    earlier = came_from(rows, account_id)
+    if home not in (source.number, target.number) and earlier in (home, *former) and earlier != target.number:
+        raise MoveRefused(f"{account_id} came from cell {earlier}, which would not find it: move it there first.")
 
 
 def _check_email(

@@ -146,6 +146,14 @@ def find_move(rows: Connection, account_id: str) -> AccountMove | None:
     return None if found is None else AccountMove._make(found)
 
 
+def came_from(rows: Connection, account_id: str) -> int | None:
+    """Return the cell from which an account has last come to this one; None if it never has."""
+    moves = account_moves.c
+    arrived = select(moves.cell).where(moves.account_id == account_id, moves.state == "arrived")
+    with rows.begin():
+        return rows.scalar(arrived.order_by(moves.number.desc(), moves.move_id.desc()).limit(1))
+
+
 def depart(rows: Connection, account_id: str, *, to: int) -> AccountMove | Unfinished:
     """Close an account for a move to another cell; return the move, or what it has to wait for. Commits.
 
