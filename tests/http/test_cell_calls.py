@@ -10,7 +10,8 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from ipaddress import ip_network
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx2
 import pytest
@@ -23,6 +24,8 @@ from holdfast.actors.sign_in.messages import AdmitOrigin, CodeIssued, OriginAdmi
 from holdfast.actors.task.messages import ReceiveProviderUpdate, TaskReply
 from holdfast.http.kit.credentials import KeyCache, KnownKey, mint_api_key
 from holdfast.http.kit.forwarding import MARK, Clients
+from holdfast.http.kit.other_cells import Hop, OfAnotherCell, require_here
+from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.ledger.alerts.alerts import Alerts
 from holdfast.ledger.api_keys import SCOPES
 from holdfast.ledger.cells import Cell, Cells
@@ -557,6 +560,21 @@ async def test_a_request_reaches_a_moved_account_over_three_cells(two: tuple[Sta
         assert (response.status_code, response.json()["error"]["code"]) == (503, "account_moving")
         for each in (third, fourth):
             await each.deps.state(Clients).close()
+
+
+async def test_a_moved_account_hides_no_other_of_its_place(two: tuple[Stage, Stage]) -> None:
+    first, _ = two
+    assert first.deps.cells is not None
+    one, other = first.deps.cells.all
+    places = range(PLACES)
+    third = Cell(3, (), (), AWAY, AWAY)
+    listed = [replace(one, places=(places,)), replace(other, places=(), former_places=(places,)), third]
+    request = cast("HoldfastRequest", SimpleNamespace(is_settled=False, has_looked_again=False, hop=0))
+    first.change(cells=Cells(1, listed))
+    move_away(first, Away(3, is_closed=False))
+    with pytest.raises(OfAnotherCell) as found:
+        await require_here(first.deps, request, 0)
+    assert [(cell.number, hop) for cell, hop in found.value.asked] == [(3, Hop.MOVED), (2, Hop.MISSED)]
 
 
 async def test_one_database_needs_no_look_at_the_place(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,8 +154,8 @@ async def serve_in_cells(
                 return Response(b"", status=_MISDIRECTED)
             request.has_looked_again = True
         except OfAnotherCell as found:
-            for cell in found.cells:
-                answer = await forward(deps, request, cell, found.hop)
+            for cell, reason in found.asked:
+                answer = await forward(deps, request, cell, reason)
                 if answer is not None:
                     return outcome_response(answer)
             # It may have come back meanwhile, or it is nowhere.

@@ -34,12 +34,15 @@ class Hop(IntEnum):
 
 
 class OfAnotherCell(Exception):
-    """The request is to be answered by the first of some cells that has what it names."""
+    """The request is to be answered by the first of some cells that has what it names.
 
-    def __init__(self, cells: Sequence[Cell], hop: Hop) -> None:
+    The ``former`` ones are asked after the others, as what is missing.
+    """
+
+    def __init__(self, cells: Sequence[Cell], hop: Hop, former: Sequence[Cell] = ()) -> None:
         super().__init__(f"{hop.name.lower()}: {', '.join(str(cell.number) for cell in cells)}")
         self.cells = cells
-        self.hop = hop
+        self.asked = (*((cell, hop) for cell in cells), *((cell, Hop.MISSED) for cell in former))
 
 
 class NotHere(Exception):
@@ -69,15 +72,16 @@ async def require_here(deps: Dependencies, request: HoldfastRequest, place: int)
     away, has_arrived = await deps.database.read(partial(find_moves_of_place, place=place))
     if away is not None and away.is_closed:
         raise AccountAway("an account of the place is closed for a move")
+    others = [cell for cell in deps.cells.of_place(place) if cell is not deps.cells.own]
     if away is not None:
-        raise_moved(deps, request, away.cell)
+        # That is of some accounts of the place; others may be where they were before it was this cell's.
+        raise_moved(deps, request, away.cell, others if request.hop < Hop.MISSED else ())
     if has_arrived and not request.has_looked_again:
         raise LookAgain
     if request.hop == Hop.MOVED and not has_arrived:
         raise _missing(request)
     if request.hop >= Hop.MISSED:
         raise NotHere
-    others = [cell for cell in deps.cells.of_place(place) if cell is not deps.cells.own]
     if others:
         raise OfAnotherCell(others, Hop.MISSED)
 
@@ -141,8 +145,8 @@ async def _require_unknown_email(
         raise OfAnotherCell(former, Hop.MISSED)
 
 
-def raise_moved(deps: Dependencies, request: HoldfastRequest, number: int) -> None:
-    """Raise :class:`OfAnotherCell` with the cell that an account was moved to.
+def raise_moved(deps: Dependencies, request: HoldfastRequest, number: int, former: Sequence[Cell] = ()) -> None:
+    """Raise :class:`OfAnotherCell` with the cell an account was moved to, and the ``former`` ones of its place.
 
     Raises :class:`NotHere` instead if the request has come here for that: the account is on its way back.
     """
@@ -152,4 +156,4 @@ def raise_moved(deps: Dependencies, request: HoldfastRequest, number: int) -> No
         raise NotHere
     if cell is None:
         raise AccountAway(f"cell {number} is not in this process's list")
-    raise OfAnotherCell([cell], Hop.MOVED)
+    raise OfAnotherCell([cell], Hop.MOVED, [each for each in former if each is not cell])
