@@ -3,8 +3,9 @@
 Each cell has a service process and a database of its own; all databases are in one PostgreSQL, which a killed
 service leaves running. Each connection calls the cell of its account and pauses between its requests: what a create
 costs depends on how many are committed together, so one cell and all take turns with the same load of each. CPU is
-user and system time of the loaded processes. Then the 99th percentile of the first cell is compared with that
-before, while the second one gives an account with ``--tasks`` tasks to the third, is killed, and is started again.
+user and system time of the loaded processes. Then the latencies of the first cell, of all rounds together, while
+the second one gives an account with ``--tasks`` tasks to the third, is killed, and is started again, are compared
+with those while nothing happens. That is measured twice in each round, and the ratio of both is the noise.
 
 Run: python -m benchmarks cells [--seconds 5] [--connections 12] [--accounts 60] [--rounds 4] [--pause-s 0.1]
      [--tasks 500]
@@ -139,9 +140,11 @@ def cpu_of_create_us(cells: Sequence[Cell], options: argparse.Namespace) -> tupl
 def compare_cpu(cells: Sequence[Cell], options: argparse.Namespace) -> None:
     """Let one cell and all take turns, and print the ratio."""
     ratios = []
+    sides = [cells[:1], cells]
     for number in range(options.rounds + 1):
-        one, one_rate = cpu_of_create_us(cells[:1], options)
-        every, every_rate = cpu_of_create_us(cells, options)
+        sides.reverse()
+        found = {len(side): cpu_of_create_us(side, options) for side in sides}
+        (one, one_rate), (every, every_rate) = found[1], found[len(cells)]
         print(
             f"one cell {one:,.0f} us of CPU a create at {one_rate:,.0f}/s, "
             f"three {every:,.0f} us at {every_rate:,.0f}/s" + ("" if number else " (warm-up)"),
@@ -153,8 +156,10 @@ def compare_cpu(cells: Sequence[Cell], options: argparse.Namespace) -> None:
     print_figures({"CPU, three over one": statistics.median(ratios)})
 
 
-def p99_ms(cells: Sequence[Cell], options: argparse.Namespace, event: Callable[[], object] | None = None) -> float:
-    """Return the 99th percentile of the first cell while the others have the same load and something happens."""
+def latencies_s(
+    cells: Sequence[Cell], options: argparse.Namespace, event: Callable[[], object] | None = None
+) -> list[float]:
+    """Return the latencies of the first cell while the others have the same load and something happens."""
 
     def drive(cell: Cell) -> load.Result | None:
         # What happens may end the connections of the cell that it happens to.
@@ -175,15 +180,15 @@ def p99_ms(cells: Sequence[Cell], options: argparse.Namespace, event: Callable[[
         result = driven[0].result()
     assert result is not None
     assert set(result.statuses) == {200}, result.statuses
-    return result.percentile_ms(0.99)
+    return result.latencies_s
 
 
-def compare_p99(cells: Sequence[Cell], options: argparse.Namespace, folder: Path) -> None:
-    """Let things happen to the second cell, and print the 99th percentile of the first beside that before."""
+def compare_latencies(cells: Sequence[Cell], options: argparse.Namespace, folder: Path) -> None:
+    """Let things happen to the second cell, and print the latencies of the first beside its usual ones."""
     second, third = cells[1:]
     other_settings = folder / "third.env"
     other_settings.write_text("".join(f"{name}={value}\n" for name, value in third.settings.items()))
-    ratios: dict[str, list[float]] = {}
+    pooled: dict[str, list[float]] = {}
     with ExitStack() as started:
 
         def start() -> None:
@@ -198,19 +203,27 @@ def compare_p99(cells: Sequence[Cell], options: argparse.Namespace, folder: Path
                 stdout=subprocess.DEVNULL,
                 check=True,
             )
-            before = p99_ms(cells, options)
             found = {
-                "an account moves": p99_ms(cells, options, move),
-                "a cell is killed": p99_ms(cells, options, second.kill),
-                "it starts": p99_ms(cells, options, start),
+                "nothing happens": latencies_s(cells, options),
+                "an account moves": latencies_s(cells, options, move),
+                "nothing happens again": latencies_s(cells, options),
+                "a cell is killed": latencies_s(cells, options, second.kill),
+                "it starts": latencies_s(cells, options, start),
             }
-            shown = ", ".join(f"while {name} {value:.1f} ms" for name, value in found.items())
-            print(f"p99 of another cell {before:.1f} ms, {shown}" + ("" if number else " (warm-up)"), flush=True)
-            for name, value in found.items() if number else ():
-                ratios.setdefault(name, []).append(value / before)
-    figures = {f"p99 while {name}, over before": statistics.median(found) for name, found in ratios.items()}
-    print("medians: " + ", ".join(f"{name} {value:.2f}" for name, value in figures.items()))
+            for name, latencies in found.items() if number else ():
+                pooled.setdefault(name, []).extend(latencies)
+    figures: dict[str, float] = {}
+    for share, shown in ((0.5, "median"), (0.99, "p99")):
+        at = {name: quantile_ms(latencies, share) for name, latencies in pooled.items()}
+        print(f"{shown} of another cell: " + ", ".join(f"while {name} {ms:.1f} ms" for name, ms in at.items()))
+        usual = at.pop("nothing happens")
+        figures |= {f"{shown} while {name}, over usual": ms / usual for name, ms in at.items()}
     print_figures(figures)
+
+
+def quantile_ms(latencies: Sequence[float], share: float) -> float:
+    """Return a quantile of latencies in seconds."""
+    return sorted(latencies)[int(len(latencies) * share)] * 1e3
 
 
 def account_with_tasks(cell: Cell, tasks: int) -> str:
@@ -243,7 +256,7 @@ def main() -> None:
         print(describe(folder, options), flush=True)
         with running_cells(url, Path(name), provider_url, options.accounts) as cells:
             compare_cpu(cells, options)
-            compare_p99(cells, options, Path(name))
+            compare_latencies(cells, options, Path(name))
 
 
 if __name__ == "__main__":
