@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 from holdfast.persistence.queries import server_state
 from holdfast.persistence.queries.server_state import read_server_state
 from holdfast.persistence.records.table_base import metadata
-from holdfast.persistence.server.connections import connected
+from holdfast.persistence.server.connections import connected, driver_of
 
 
 @pytest.fixture
@@ -67,3 +67,21 @@ def test_other_faults_are_raised(rows: Connection, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(server_state._PARTS, "replicas", "select 1 / 0")
     with pytest.raises(Exception, match="division by zero"):
         read_server_state(rows)
+
+
+def test_a_first_statement_that_began_to_wait_meanwhile_is_shown(rows: Connection, database_url: str) -> None:
+    with psycopg.connect(database_url) as waiting, psycopg.connect(database_url) as blocking:
+        blocking.execute("lock table coupons in access exclusive mode")
+        with driver_of(rows).transaction():
+            # From now on this transaction sees the activity of now.
+            rows.execute(text("select from pg_stat_activity"))
+            waiting.pgconn.send_query(b"select from coupons")
+            found = read_server_state(rows)
+            while not found.blocked:
+                found = read_server_state(rows)
+        blocking.rollback()
+        while waiting.pgconn.get_result() is not None:
+            pass
+        [blocked] = found.blocked
+        assert (blocked.pid, blocked.blocker_pid) == (waiting.info.backend_pid, blocking.info.backend_pid)
+        assert blocked.waits_s >= 0

@@ -174,8 +174,10 @@ _PARTS: Final[dict[str, str]] = {
         where datname = current_database() and xact_start is not null and pid <> pg_backend_pid()
         order by xact_start limit 10
     """,
+    # What a process waits for is newer than its statement, which is as it was when this transaction first looked.
     "blocked": f"""
-        select a.pid, {_AGE.format("a.query_start")} as waits_s, left(a.query, :chars) as statement,
+        select a.pid, {_AGE.format("coalesce(a.query_start, a.backend_start)")} as waits_s,
+               left(a.query, :chars) as statement,
                (select l.relation::regclass::text from pg_locks l
                 where l.pid = a.pid and not l.granted and l.relation is not null limit 1) as table,
                b.pid as blocker_pid, b.application_name as blocker_application,
