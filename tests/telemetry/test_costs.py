@@ -9,7 +9,15 @@ from typing import Any, cast
 import trio
 
 from holdfast.supervision.turn_watch import await_stack
-from holdfast.telemetry.costs import MINUTES, NAMES_KEPT, SHOWN_MAX, TURNS_FOR_ONE_TIMED, CostCounts, TimedTurn
+from holdfast.telemetry.costs import (
+    MINUTES,
+    NAMES_KEPT,
+    NAMES_MAX,
+    SHOWN_MAX,
+    TURNS_FOR_ONE_TIMED,
+    CostCounts,
+    TimedTurn,
+)
 
 
 class Clock:
@@ -20,18 +28,22 @@ class Clock:
 
 
 def test_a_large_name_that_comes_late_is_found() -> None:
-    counts = CostCounts(Clock())
-    for number in range(20 * NAMES_KEPT):
+    counts = CostCounts(clock := Clock())
+    for number in range(2 * NAMES_MAX):
         counts.add("account", f"small_{number}")
     for number in range(300):
         counts.add("account", "large")
         counts.add("account", f"later_{number}")
     found = counts.read().minutes["account"]
     first = found.largest[0]
-    assert (first.name, found.total) == ("large", 20 * NAMES_KEPT + 600)
+    assert (first.name, found.total) == ("large", 2 * NAMES_MAX + 600)
     assert first.count - first.over_by <= 300 <= first.count
     assert len(found.largest) == SHOWN_MAX
-    assert len(counts._minutes[-1]["account"].of) <= 2 * NAMES_KEPT
+    assert len(counts._minutes[-1]["account"].of) <= NAMES_MAX
+    clock.now_s += 3600
+    later = counts.read().day["account"]
+    assert (later.largest[0], later.total) == (first, found.total)
+    assert [len(hour["account"].of) for hour in counts._hours if hour] == [NAMES_KEPT]
 
 
 def test_minutes_leave_the_last_ones_and_stay_in_the_day() -> None:

@@ -24,7 +24,10 @@ turns by account, or by the kind of an actor that is no account's."""
 MINUTES: Final = 10
 HOURS: Final = 24
 NAMES_KEPT: Final = 64
-TURNS_FOR_ONE_TIMED: Final = 17
+"""How many names are kept of a minute or an hour that has ended."""
+NAMES_MAX: Final = 1024
+"""With more names than these, counts of a time that has not ended drop all but the largest."""
+TURNS_FOR_ONE_TIMED: Final = 61
 """The CPU of one turn in so many is measured and stands for all of them: to measure it costs some microseconds. A
 prime number, so that turns that come in a fixed order are all measured in time."""
 SHOWN_MAX: Final = 20
@@ -64,12 +67,16 @@ class _Counts:
         self.total += count - over_by
         had, had_over = self.of.get(name) or (self._dropped, self._dropped)
         self.of[name] = had + count, had_over + over_by
-        if len(self.of) > 2 * NAMES_KEPT:
-            kept = nlargest(NAMES_KEPT, self.of.items(), key=lambda each: each[1][0])
-            self._dropped = max(
-                self._dropped, *(self.of[name][0] for name in self.of.keys() - {name for name, _ in kept})
-            )
-            self.of = dict(kept)
+        if len(self.of) > NAMES_MAX:
+            self.drop_small()
+
+    def drop_small(self) -> None:
+        """Drop all but the largest counts."""
+        largest = nlargest(NAMES_KEPT + 1, self.of.items(), key=lambda each: each[1][0])
+        if len(largest) > NAMES_KEPT:
+            _, (dropped, _) = largest.pop()
+            self._dropped = max(self._dropped, dropped)
+            self.of = dict(largest)
 
 
 class CostCounts:
@@ -98,10 +105,10 @@ class CostCounts:
         now = int(self._counter() // 60)
         while self._minute < now:
             _add_all(self._hours[-1], self._minutes[-1])
-            self._minutes.append({})
+            _end(self._minutes)
             self._minute += 1
             if self._minute % 60 == 0:
-                self._hours.append({})
+                _end(self._hours)
             if now - self._minute > HOURS * 60:
                 # Nothing was counted for so long.
                 self._minute = now - HOURS * 60
@@ -110,6 +117,13 @@ class CostCounts:
         """Return the largest counts."""
         self._begin_minute()
         return Costs(_largest(self._minutes), _largest([*self._hours, self._minutes[-1]]))
+
+
+def _end(times: deque[dict[CostOf, _Counts]]) -> None:
+    """Begin the next time."""
+    for counts in times[-1].values():
+        counts.drop_small()
+    times.append({})
 
 
 def _add_all(to: dict[CostOf, _Counts], added: dict[CostOf, _Counts]) -> None:
