@@ -275,9 +275,8 @@ async def test_an_accounts_page_shows_limits_and_sets_ceilings(api: Api, browser
     limit = {"limit_micro": 7_000_000, "captured_micro": 1_500_000, "window_start": api.now.replace(hour=0)}
     row = {"account_id": api.account_id, "limit_window": "day", "ceiling_micro": 9_000_000, **limit}
     await api.write(tables.account_limits.insert().values(**row))
-    await api.write(
-        tables.api_keys.update().values(limit_window="day", models=["studio/*"], is_paused=True, **limit)
-    )
+    terms = {"models": ["studio/*"], "is_paused": True, "max_credits_per_task_micro": 250_000}
+    await api.write(tables.api_keys.update().values(limit_window="day", **terms, **limit))
     group = {"account_id": api.account_id, "group_id": "grp_1"}
     limits = [{"credits_micro": 3_000_000, "window": "week", "models": ["studio/*"]}]
     await api.write(tables.key_groups.insert().values(**group, name="farm", limits=limits, created_at=api.now))
@@ -288,6 +287,7 @@ async def test_an_accounts_page_shows_limits_and_sets_ceilings(api: Api, browser
         "7.00 (day)",
         "spent 1.50",
         "studio/*",
+        "a task 0.25 at most",
         "paused",
         "9.00",
         "in 12 h",

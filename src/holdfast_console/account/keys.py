@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from holdfast.http.endpoints.api_keys import (
-    ApiKeyBody,
     ApiKeyList,
+    ApiKeyRequest,
     ApiKeyRevokedBody,
     ApiKeySecret,
     change_api_key,
@@ -23,7 +23,7 @@ from holdfast.http.endpoints.key_groups import (
     delete_key_group,
     list_key_groups,
 )
-from holdfast.http.endpoints.limits import AccountLimitList, KeyLimit, read_limits, set_limits
+from holdfast.http.endpoints.limits import AccountLimitList, KeyLimit, KeyLimitGiven, read_limits, set_limits
 from holdfast.http.kit.calls import Auth
 from holdfast.http.schemas.models import ModelList
 from holdfast.ledger.api_keys import ALL_SCOPES, SCOPES
@@ -79,15 +79,10 @@ async def keys(visit: Visit) -> ViewResult:
         "names": {key.api_key_id: key.name for key in listed},
         "makers": {key.created_by for key in listed},
         "keys": [key for key in listed if shows_all or key.revoked_at is None],
-        "limits_of": {key.api_key_id: {each.window: each.credits for each in _of_form(key)} for key in listed},
         "found_groups": found_groups,
         "groups": groups,
         "group_choices": [("", "No group"), *((each.group_id, each.name) for each in groups)],
         "group_names": {each.group_id: each.name for each in groups},
-        "limits_of_group": {
-            group.group_id: {each.window: each.credits for each in group.limits if not each.models}
-            for group in groups
-        },
         "revoked": sum(key.revoked_at is not None for key in listed),
         "shows_all": shows_all,
         "scopes": SCOPE_WORDS,
@@ -96,7 +91,7 @@ async def keys(visit: Visit) -> ViewResult:
         "window_words": WINDOW_WORDS,
         "models": models,
         "is_for_agent": is_for_agent,
-        "preset": _agent_preset(models) if is_for_agent else (),
+        "new": _agent_preset(models) if is_for_agent else ApiKeyRequest(),
         "mcp_url": f"{visit.call.deps.urls.base}/mcp",
         "limits": limits,
         "by_window": {} if isinstance(limits, Refusal) else {each.window: each for each in limits.limits},
@@ -177,11 +172,6 @@ async def change_limits(visit: Visit) -> ViewResult:
     return await visit.act(set_limits, KEYS, "The account's limits are set.", {"limits": _limits(visit)}, path={})
 
 
-def _of_form(key: ApiKeyBody) -> list[KeyLimit]:
-    """Return the limits of a key that its form has."""
-    return [each for each in key.limits if not each.models]
-
-
 def _kept(limits: Sequence[KeyLimit]) -> list[dict[str, object]]:
     """Return the limits that no form has, to be sent again."""
     return [
@@ -193,9 +183,11 @@ def _limits(visit: Visit) -> list[dict[str, object]]:
     return [{"credits": visit.form[window], "window": window} for window in WINDOWS if window in visit.form]
 
 
-def _agent_preset(models: Sequence[str]) -> tuple[object, ...]:
+def _agent_preset(models: Sequence[str]) -> ApiKeyRequest:
     """Return the first values of the form for an agent's key: a limit a day, a cap on each task, and models."""
-    return "agent", ", ".join(models) if len(models) <= AGENT_MODELS_MAX else "", "", {"day": "5.00"}, "0.50"
+    named = list(models) if len(models) <= AGENT_MODELS_MAX else None
+    limits = [KeyLimitGiven("5.00", "day")]
+    return ApiKeyRequest("agent", models=named, limits=limits, max_credits_per_task="0.50")
 
 
 def _terms(visit: Visit, kept: Sequence[dict[str, object]] = ()) -> dict[str, object]:
