@@ -76,7 +76,7 @@ class Api(Stage):
     ) -> MintedKey:
         minted = mint_api_key(account_id, live=False)
         key = ApiKeyRecord(account_id, key_id, minted.prefix, KeyTerms("a key", scopes), NOW)._asdict()
-        values = key | key.pop("terms")._asdict() | columns
+        values = key | msgspec.structs.asdict(key.pop("terms")) | columns
         await self.write(tables.api_keys.insert().values(secret_sha256=minted.sha256, **values))
         return minted
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from holdfast.ledger.api_keys import ALL_SCOPES, INCLUDED, SCOPES, KeyTerms, has_scope, is_model_allowed
 from holdfast.ledger.credit.limits import WINDOWS, Limit, most_within, window_end, window_start
@@ -62,13 +63,13 @@ def test_every_term_of_a_key_is_compared_or_gives_nothing() -> None:
         "max_credits_per_task_micro": 6,
     }
     for field, value in more.items():
-        refusal = own._replace(**{field: value}).refuse_excess(own)
+        refusal = replace(own, **{field: value}).refuse_excess(own)
         assert refusal is not None
         assert refusal.param == field.removesuffix("_micro")
-    assert set(KeyTerms._fields) - more.keys() == {"name", "is_paused"}
-    refusal = own._replace(max_credits_per_task_micro=None).refuse_excess(own)
+    assert set(KeyTerms.__struct_fields__) - more.keys() == {"name", "is_paused"}
+    refusal = replace(own, max_credits_per_task_micro=None).refuse_excess(own)
     assert refusal is not None
-    assert own._replace(name="x", is_paused=False).refuse_excess(own) is None
+    assert replace(own, name="x", is_paused=False).refuse_excess(own) is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
-from typing import Final, NamedTuple, TypedDict
+from typing import Final, TypedDict
+
+import msgspec
 
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.values import format_amount, format_time
@@ -49,7 +51,7 @@ def has_scope(scopes: Collection[str], scope: str) -> bool:
     return scope in scopes or INCLUDED.get(scope) in scopes
 
 
-class KeyTerms(NamedTuple):
+class KeyTerms(msgspec.Struct, frozen=True):
     """What the owner of a key decides about it, but for its limit: each a column of its row, as it is named here.
 
     Without ``models`` it may use every model, without ``max_credits_per_task_micro`` hold any amount for a task.

@@ -181,7 +181,7 @@ class AccountKeys:
         rows: tuple[Row, ...] = ()
         if limit is not msgspec.UNSET:
             await self._await_durable()
-        terms = self.live[key_id]._replace(**command.changes)
+        terms = msgspec.structs.replace(self.live[key_id], **command.changes)
         if by is not None and not only_lessens:
             before = [each.limit for each in self.limits.of(key_id)]
             wanted = before if limit is msgspec.UNSET else _limits_of(command)

@@ -221,7 +221,7 @@ async def create_api_key(call: Call) -> Outcome:
     if isinstance(given, Refusal):
         return given
     changes, limits = given
-    terms = KeyTerms(NAMELESS, scopes)._replace(**changes)
+    terms = msgspec.structs.replace(KeyTerms(NAMELESS, scopes), **changes)
     minted = mint_api_key(account_id, live=call.deps.settings.env == "production")
     command = CreateApiKey(
         new_id("key"), minted.sha256, minted.prefix, terms, *_in_row(limits or ()), group_id=wanted.group_id

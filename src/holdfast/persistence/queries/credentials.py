@@ -33,10 +33,9 @@ class SessionRecord(NamedTuple):
 
 
 _limits = msgspec.json.Decoder(tuple[Limit, ...])
-_AT = ApiKeyRecord._fields.index("terms")
-_AFTER = _AT + len(KeyTerms._fields)
-_MORE_LIMITS = ApiKeyRecord._fields.index("more_limits") - 1 + len(KeyTerms._fields)
-_KEY = selected(api_keys, (*ApiKeyRecord._fields[:_AT], *KeyTerms._fields, *ApiKeyRecord._fields[_AT + 1 :]))
+_TERMS = KeyTerms.__struct_fields__
+_COLUMNS = (*(name for name in ApiKeyRecord._fields if name != "terms"), *_TERMS)
+_KEY = selected(api_keys, _COLUMNS)
 _HASHES = one_of("sha256s", LargeBinary())
 _BY_SECRET = RepeatedQuery(
     _KEY.add_columns(accounts.c.disabled_at, accounts.c.closes_at, api_keys.c.secret_sha256)
@@ -136,10 +135,12 @@ def find_group(rows: Connection, account_id: str, key_id: str) -> str | None:
 
 def api_key_of(row: Iterable[Any]) -> ApiKeyRecord:
     """Return the key of a row. Raises ``UnreadableRow``."""
-    found = [tuple(each) if isinstance(each, list) else each for each in row]
-    found[_MORE_LIMITS] = read_row(_more_limits, found[_MORE_LIMITS], "api_keys.more_limits", str(found[1]))
-    found[_AT:_AFTER] = [KeyTerms._make(found[_AT:_AFTER])]
-    return ApiKeyRecord._make(found)
+    found: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in zip(_COLUMNS, row, strict=True)
+    }
+    terms = KeyTerms(**{name: found.pop(name) for name in _TERMS})
+    more_limits = read_row(_more_limits, found.pop("more_limits"), "api_keys.more_limits", found["key_id"])
+    return ApiKeyRecord(**found, terms=terms, more_limits=more_limits)
 
 
 def find_sessions(rows: Connection, sha256s: Sequence[bytes]) -> dict[bytes, SessionRecord]:
