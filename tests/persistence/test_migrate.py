@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -73,7 +74,16 @@ def add_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
 def test_the_migrated_schema_equals_the_tables_of_the_code(database_url: str) -> None:
     with connected(database_url) as connection:
         context = MigrationContext.configure(connection, opts={"compare_server_default": True})
-        assert compare_metadata(context, metadata) == []
+        found = compare_metadata(context, metadata)
+    assert [
+        each for each in found if not (isinstance(each, list) and all(map(serves_an_older_release, each)))
+    ] == []
+
+
+def serves_an_older_release(difference: tuple[Any, ...]) -> bool:
+    """Whether the database has a default that the code does not need: the older one does not write the column."""
+    kind, *_, wanted = difference
+    return kind == "modify_default" and wanted is None
 
 
 def test_the_migrated_tables_have_the_storage_settings_of_the_code(database_url: str) -> None:
