@@ -22,6 +22,7 @@ from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.receipts import Receipt
 from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.records import event_rows, key_rows, rows
 from holdfast.persistence.records.credit_tables import (
     coupon_tries,
     coupon_uses,
@@ -29,8 +30,6 @@ from holdfast.persistence.records.credit_tables import (
     credit_lots,
     statement_keys,
 )
-from holdfast.persistence.records.event_rows import AlertsRow, WebhookRow
-from holdfast.persistence.records.key_rows import ApiKeyRecord, GroupKeyRow, KeyGroupRow
 from holdfast.persistence.records.move_tables import account_moves, given_emails, moving_rows
 from holdfast.persistence.records.operator_tables import (
     check_callbacks,
@@ -38,29 +37,6 @@ from holdfast.persistence.records.operator_tables import (
     operator_sessions,
     overrides,
     poison_messages,
-)
-from holdfast.persistence.records.rows import (
-    AccountChangeRow,
-    AccountHead,
-    AccountLimitRow,
-    AccountRow,
-    ArchiveRow,
-    AssetRow,
-    AuditProgress,
-    AutoTopUpRow,
-    FileRow,
-    IdempotencyProbe,
-    KnownDifference,
-    OrderPaymentRow,
-    OutboxAttemptRow,
-    OutboxRow,
-    PaymentEventRow,
-    SessionRow,
-    SignInRow,
-    StoredReply,
-    TaskEventRow,
-    UsageEntry,
-    WebhookSecretRow,
 )
 from holdfast.persistence.records.table_base import Int16, Int32, columns, columns_of, index, metadata, table
 
@@ -73,9 +49,9 @@ __all__ = [
 accounts = table(
     "accounts",
     ["id"],
-    *columns_of(AccountRow, without=["head"]),
+    *columns_of(rows.AccountRow, without=["head"]),
     # The fence, and what follows from the newest operation.
-    *columns_of(AccountHead),
+    *columns_of(rows.AccountHead),
     # Since when the account is disabled by an operator.
     *columns(disabled_at=datetime | None),
     # When the account is closed, as its owner wants; when it was; and when all that is deleted then was deleted.
@@ -89,7 +65,7 @@ accounts = table(
 account_changes = table(
     "account_changes",
     ["account_id", "at", "change_id"],
-    *columns_of(AccountChangeRow),
+    *columns_of(rows.AccountChangeRow),
     # For the deletion of what keys did long ago.
     index("ix_account_changes_of_keys", "at", where="api_key_id is not null"),
 )
@@ -172,14 +148,14 @@ tasks = table(
 task_events = table(
     "task_events",
     ["account_id", "request_id", "provider", "event_id"],
-    *columns_of(TaskEventRow),
+    *columns_of(rows.TaskEventRow),
 )
 
 usage_entries = table(
     "usage_entries",
     # In the order of the log. A task's entry is found by the task's own time.
     ["account_id", "ts", "request_id"],
-    *columns_of(UsageEntry),
+    *columns_of(rows.UsageEntry),
     # Finds the entries of an end user, who may have few of very many. Its columns never change.
     index(
         *("ix_usage_entries_end_user", "account_id", "end_user", "ts", "request_id"), where="end_user is not null"
@@ -204,7 +180,7 @@ usage_totals = table(
 assets = table(
     "assets",
     ["account_id", "request_id", "position"],
-    *columns_of(AssetRow),
+    *columns_of(rows.AssetRow),
     index("uq_assets_asset_id", "asset_id", unique=True),
     index("ix_assets_sha256", "sha256"),
     index("ix_assets_expires_at", "expires_at"),
@@ -215,7 +191,7 @@ files = table(
     "files",
     # In the order of the listing.
     ["account_id", "created_at", "file_id"],
-    *columns_of(FileRow),
+    *columns_of(rows.FileRow),
     index("uq_files_file_id", "file_id", unique=True),
     index("ix_files_sha256", "sha256"),
     index("ix_files_expires_at", "expires_at", "file_id"),
@@ -224,7 +200,7 @@ files = table(
 archives = table(
     "archives",
     ["account_id"],
-    *columns_of(ArchiveRow),
+    *columns_of(rows.ArchiveRow),
     index("uq_archives_archive_id", "archive_id", unique=True),
     index("ix_archives_due", "requested_at", where="made_at is null"),
 )
@@ -239,7 +215,7 @@ file_uses = table(
 api_keys = table(
     "api_keys",
     ["account_id", "key_id"],
-    *columns_of(ApiKeyRecord, without=["terms", "more_limits"]),
+    *columns_of(key_rows.ApiKeyRecord, without=["terms", "more_limits"]),
     *columns_of(KeyTerms),
     *columns(secret_sha256=bytes),
     # The keys that have made it, one after the other; null: the owner has.
@@ -252,21 +228,21 @@ api_keys = table(
     index("ix_api_keys_revoked_at", "revoked_at", where="revoked_at is not null"),
 )
 
-key_groups = table("key_groups", ["account_id", "group_id"], *columns_of(KeyGroupRow))
+key_groups = table("key_groups", ["account_id", "group_id"], *columns_of(key_rows.KeyGroupRow))
 # A row stays when its key is deleted, since what the key has spent counts on in its group.
-group_keys = table("group_keys", ["account_id", "key_id"], *columns_of(GroupKeyRow))
+group_keys = table("group_keys", ["account_id", "key_id"], *columns_of(key_rows.GroupKeyRow))
 
 account_limits = table(
     "account_limits",
     ["account_id", "limit_window"],
     # The limits of whole accounts. A limit that was removed keeps its row, without an amount.
-    *columns_of(AccountLimitRow),
+    *columns_of(rows.AccountLimitRow),
 )
 
 sessions = table(
     "sessions",
     ["account_id", "session_id"],
-    *columns_of(SessionRow),
+    *columns_of(rows.SessionRow),
     *columns(revoked_at=datetime | None),
     index("uq_sessions_token_sha256", "token_sha256", unique=True),
     index("ix_sessions_expires_at", "expires_at"),
@@ -275,8 +251,8 @@ sessions = table(
 idempotency_records = table(
     "idempotency_records",
     ["account_id", "route", "key"],
-    *columns_of(IdempotencyProbe),
-    *columns_of(StoredReply),
+    *columns_of(rows.IdempotencyProbe),
+    *columns_of(rows.StoredReply),
     *columns(created_at=datetime),
     index("ix_idempotency_records_created_at", "created_at"),
 )
@@ -300,7 +276,7 @@ auto_top_ups = table(
     "auto_top_ups",
     ["account_id"],
     # As orders without a fence of its own: a part of the account's state.
-    *columns_of(AutoTopUpRow),
+    *columns_of(rows.AutoTopUpRow),
     index("ix_auto_top_ups_due", "wake_at", where="wake_at is not null"),
     index("ix_auto_top_ups_off_at", "off_at", "account_id", where="off_at is not null"),
 )
@@ -310,7 +286,7 @@ outbox = table(
     ["account_id", "event_id"],
     # Beginning a delivery postpones ``due_at`` as a failure would, so that one lost with its process counts as
     # failed. It also counts in ``attempts``: an outcome is recorded only if no other delivery has begun since.
-    *columns_of(OutboxRow),
+    *columns_of(rows.OutboxRow),
     *columns(done_at=datetime | None, reason=str | None),
     index("ix_outbox_task", "account_id", "request_id"),
     # For operators, who have an event's id alone.
@@ -329,7 +305,7 @@ outbox = table(
 outbox_attempts = table(
     "outbox_attempts",
     ["account_id", "event_id", "number"],
-    *columns_of(OutboxAttemptRow),
+    *columns_of(rows.OutboxAttemptRow),
 )
 
 silent_receivers = table(
@@ -342,18 +318,18 @@ silent_receivers = table(
 webhooks = table(
     "webhooks",
     ["account_id", "webhook_id"],
-    *columns_of(WebhookRow),
+    *columns_of(event_rows.WebhookRow),
     # Whether its last delivery had no answer in time, or its address has had none yet.
     Column("is_silent", Boolean, nullable=False, server_default=text("true")),
     index("ix_webhooks_webhook_id", "webhook_id"),
 )
 
-alerts = table("alerts", ["account_id"], *columns_of(AlertsRow))
+alerts = table("alerts", ["account_id"], *columns_of(event_rows.AlertsRow))
 
 webhook_secrets = table(
     "webhook_secrets",
     ["account_id", "generation"],
-    *columns_of(WebhookSecretRow),
+    *columns_of(rows.WebhookSecretRow),
 )
 
 # ------------------------------------------------------------ what is unique across accounts, or belongs to none
@@ -363,7 +339,7 @@ webhook_secrets = table(
 order_payments = table(
     "order_payments",
     ["provider", "provider_object_id"],
-    *columns_of(OrderPaymentRow),
+    *columns_of(rows.OrderPaymentRow),
     index("ix_order_payments_account_id", "account_id"),
 )
 
@@ -371,7 +347,7 @@ order_payments = table(
 payment_events = table(
     "payment_events",
     ["provider", "event_id"],
-    *columns_of(PaymentEventRow),
+    *columns_of(rows.PaymentEventRow),
     index("ix_payment_events_account_id", "account_id"),
     index("ix_payment_events_order_id", "order_id", where="order_id is not null"),
     index("ix_payment_events_unmatched", "received_at", where="order_id is null"),
@@ -400,7 +376,7 @@ receipt_series = table(
 sign_ins = table(
     "sign_ins",
     ["key"],
-    *columns_of(SignInRow),
+    *columns_of(rows.SignInRow),
     index("ix_sign_ins_updated_at", "updated_at"),
     index("ix_sign_ins_unproven", "updated_at", where="(state -> 'proven') is null"),
     postgresql_with={"fillfactor": "70"},
@@ -425,10 +401,10 @@ audit_progress = table(
     ["id"],
     # One row.
     *columns(id=Int16),
-    *columns_of(AuditProgress),
+    *columns_of(rows.AuditProgress),
 )
 
-audit_differences = table("audit_differences", ["account_id", "rule"], *columns_of(KnownDifference))
+audit_differences = table("audit_differences", ["account_id", "rule"], *columns_of(rows.KnownDifference))
 
 # ------------------------------------------------- processes: their leases, the clock they share, and their reports
 
