@@ -29,7 +29,10 @@ class Schema(NamedTuple):
 
 
 def installed_revisions() -> tuple[str, ...]:
-    """Return the revisions of the release that is installed now, oldest first: one file ``vNNNN_….py`` each."""
+    """Return the revisions of the release that is installed now, oldest first: one file ``vNNNN_….py`` each.
+
+    During a roll the parent that runs is of an older release: it finds the files of this one by their names, too.
+    """
     return tuple(sorted(file.name[1:5] for file in VERSIONS.glob("v[0-9][0-9][0-9][0-9]_*.py")))
 
 
