@@ -29,6 +29,7 @@ from holdfast.persistence.claims.contents import LEASE_S, RESULT_CLAIM_S, RESULT
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.records.rows import AssetRow
 from holdfast.providers.storage.sniffing import EXTENSIONS
+from holdfast.telemetry.reports.causes import describe
 from holdfast.telemetry.reports.conditions import ignore_outcome
 
 from .asset_setup import RETENTION_S, TYPE, MessageRecorder, Setup, hash_of, picture
@@ -90,7 +91,7 @@ async def test_a_task_that_cannot_be_swept_delays_no_other(setup: Setup, monkeyp
     await setup.task(picture(2))
     setup.passes(RETENTION_S)
     child = setup.tasks.child(refused)
-    child.put_in_quarantine(RuntimeError("its row is unreadable"), for_s=3600)
+    child.put_in_quarantine(describe(RuntimeError("its row is unreadable")), for_s=3600)
     sweeper = setup.sweeper()
     assert [await sweeper.sweep() for _ in range(4)] == [Swept(0, 0), Swept(1, 1), Swept(0, 0), Swept(0, 0)]
     assert await setup.has(picture(1))

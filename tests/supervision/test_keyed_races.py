@@ -16,6 +16,7 @@ from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import CrashKey, DescribeKey, QuarantineKey, ReleaseKey, RestartKey
 from holdfast.supervision.keyed_group import KeyedLimits
 from holdfast.supervision.spec import Backoff
+from holdfast.telemetry.reports.causes import describe
 
 from .keyed_actors import Break, Harness, Rest, Say, Write, WritingActor, collect, outcome
 
@@ -220,7 +221,7 @@ async def test_a_quarantine_and_a_release_at_once_leave_one_task(autojump_clock:
         directory.ref("a").tell(Say("refused"))
         await wait_all_tasks_blocked()
         child = directory.by_key["a"]
-        child.put_in_quarantine(OSError("by hand"), for_s=60)
+        child.put_in_quarantine(describe(OSError("by hand")), for_s=60)
         child.release("mended")
         directory.ref("a").tell(Say("kept"))
         assert directory.by_key["a"] is child
@@ -293,5 +294,5 @@ async def test_a_quarantine_in_the_instant_of_a_drain_holds(
         await outcome(lambda: harness.ask("a", Break()))
         await wait_all_tasks_blocked()
         await directory.stop()
-        directory.by_key["a"].put_in_quarantine(OSError("by hand"), for_s=60)
+        directory.by_key["a"].put_in_quarantine(describe(OSError("by hand")), for_s=60)
     assert directory.quarantined() == ["a"]

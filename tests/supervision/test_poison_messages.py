@@ -24,6 +24,7 @@ from holdfast.persistence.server.database import Database
 from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import CrashKey
 from holdfast.supervision.poison_replays import PoisonReplays
+from holdfast.telemetry.reports.causes import describe
 
 from .keyed_actors import Break, Harness, Rest, Say, Write, WritingActor, collect, outcome
 
@@ -243,7 +244,7 @@ async def test_a_replay_that_is_not_accepted_leaves_the_message_kept(database: D
     async with stored.harness.running() as directory, trio.open_nursery() as nursery:
         await run(stored, nursery)
         poison_id = (await stored.crash()).poison_id
-        directory.child("a").put_in_quarantine(ValueError("by hand"), for_s=60)
+        directory.child("a").put_in_quarantine(describe(ValueError("by hand")), for_s=60)
         with pytest.raises(Quarantined):
             await stored.replays.replay(poison_id, deadline_s=60)
         found = await database.read(poison_by_id, poison_id)

@@ -13,6 +13,7 @@ from holdfast.actors.runtime.refs import WhileDown
 from holdfast.persistence.journal.units import Committed
 from holdfast.supervision.keyed_group import KeyedLimits
 from holdfast.supervision.spec import Backoff
+from holdfast.telemetry.reports.causes import describe
 
 from .keyed_actors import Break, Harness, Rest, Say, Write, outcome
 
@@ -84,7 +85,7 @@ async def test_an_ask_that_waits_fails_at_its_deadline_unchanged(autojump_clock:
 async def test_no_ask_waits_for_a_quarantine(autojump_clock: MockClock) -> None:
     harness = Harness()
     async with harness.running() as directory:
-        directory.child("a").put_in_quarantine(ValueError("by hand"), for_s=5)
+        directory.child("a").put_in_quarantine(describe(ValueError("by hand")), for_s=5)
         found, took_s = await ask(harness, "wait")
         assert isinstance(found, Quarantined)
         assert took_s == 0

@@ -171,7 +171,7 @@ class KeyedChild:
             was_cancelled = False
         except Exception as exc:
             # A bug in this module: quarantine this key rather than cancel all others.
-            self.put_in_quarantine(exc)
+            self.put_in_quarantine(describe(exc))
         finally:
             self.group.task_ended()
             if was_cancelled and self.actor is not None:
@@ -271,7 +271,7 @@ class KeyedChild:
         self.before = actor
         if request is not None and (request.kind == "quarantine" or is_by_operator or has_ended):
             if fault is not None and not is_by_operator and not isinstance(fault, DatabaseAway):
-                self._record_crash(fault)
+                self._record_crash(describe(fault))
             return self._after_request(request)
         if fault is not None:
             return self._after_crash(fault)
@@ -285,14 +285,15 @@ class KeyedChild:
 
     def _after_request(self, request: EndRequest) -> float | None:
         traceparent.set(request.traceparent)
-        cause = EndedByOperator(request.reason)
+        ended = EndedByOperator(request.reason)
         if request.kind == "crash":
-            return self._after_crash(cause)
+            return self._after_crash(ended)
+        cause = describe(ended)
         if request.kind == "quarantine":
             self.put_in_quarantine(cause, for_s=request.for_s)
             return None
         self.group.count("restarted")
-        self._remember(describe(cause), "restart", None)
+        self._remember(cause, "restart", None)
         self.crashed = True
         return 0.0
 
@@ -314,14 +315,14 @@ class KeyedChild:
     def _after_crash(self, exc: Exception) -> float | None:
         if isinstance(exc, DatabaseAway):
             return self._postpone()
-        group, limits = self.group, self.group.limits
-        self._record_crash(exc)
+        group, limits, cause = self.group, self.group.limits, describe(exc)
+        self._record_crash(cause)
         now = trio.current_time()
         # While the gate is closed, the database may be the cause, which costs no key its budget.
         is_own_fault = group.gate.is_open
         if isinstance(exc, UnreadableRow) or (is_own_fault and self._is_on_trial(now)):
             # An early retry would fail in the same way, and the cause is not the group's.
-            self.put_in_quarantine(exc)
+            self.put_in_quarantine(cause)
             return None
         if self.window is None:
             self.window = RestartWindow(limits.child_restarts, limits.child_period_s)
@@ -332,14 +333,14 @@ class KeyedChild:
                 group.more_crashes += 1
                 self.crashed = False
             else:
-                group.pause_after(exc)
-                self._report_crash(exc, describe(exc), "pause", None)
+                group.pause_after(cause)
+                self._report_crash(cause, "pause", None)
             return self._at_once()
         if not within_budget:
-            self.put_in_quarantine(exc)
+            self.put_in_quarantine(cause)
             return None
         delay_s = limits.backoff.delay(self.window.count(now), group.rng)
-        self._report_crash(exc, describe(exc), "backoff", delay_s)
+        self._report_crash(cause, "backoff", delay_s)
         return delay_s
 
     def _postpone(self) -> float | None:
@@ -363,15 +364,14 @@ class KeyedChild:
     # after that time is a trial. If the key crashes again within the period of its restart budget, it returns to
     # quarantine at once and for longer. If it does not, or ends normally, its budget starts over.
 
-    def put_in_quarantine(self, exc: Exception, *, for_s: float | None = None) -> None:
+    def put_in_quarantine(self, cause: Cause, *, for_s: float | None = None) -> None:
         """Refuse waiting messages and new ones until its time is over. No actor that has not begun will begin."""
         group = self.group
         self.quarantines += 1
         delay_s = group.limits.quarantine.delay(self.quarantines, group.rng) if for_s is None else for_s
-        cause = describe(exc)
         self.quarantine = Quarantine(trio.current_time() + delay_s, cause.reason)
         group.count("quarantined")
-        self._report_crash(exc, cause, "quarantine", delay_s)
+        self._report_crash(cause, "quarantine", delay_s)
         self.refuse_all()
         if self.actor is None and self.scope is not None:
             self.scope.cancel(reason="its key was quarantined")
@@ -481,25 +481,26 @@ class KeyedChild:
                 )
             )
 
-    def _record_crash(self, exc: Exception) -> None:
+    def _record_crash(self, cause: Cause) -> None:
         """Count a crash; the next incarnation is then a restart. The message that caused it is kept."""
         group = self.group
         group.count("crashed")
         self.crashed = True
         if group.poison is not None and self.actor is not None:
+            fault = cause.fault
             message = message_crashed_on(
                 group.path,
                 group.name,
                 self.key,
                 self.actor,
-                describe(exc.__cause__ if isinstance(exc, Crashed) and exc.__cause__ else exc),
+                describe(fault.__cause__) if isinstance(fault, Crashed) and fault.__cause__ else cause,
                 incarnation=self.incarnation,
                 at=group.reporter.now(),
             )
             if message is not None:
                 group.poison(message)
 
-    def _report_crash(self, exc: Exception, cause: Cause, decision: Decision, delay_s: float | None) -> None:
+    def _report_crash(self, cause: Cause, decision: Decision, delay_s: float | None) -> None:
         """Report a crash, the state of the mailbox, and the decision."""
         now = trio.current_time()
         oldest = self.mailbox.oldest_sent_at()
@@ -521,7 +522,6 @@ class KeyedChild:
                 delay_s=delay_s,
                 trace_id=trace_id(),
             ),
-            exc,
             cause,
         )
 

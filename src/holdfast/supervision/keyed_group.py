@@ -20,7 +20,7 @@ from holdfast.ledger.public_types import Time, counted
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.spec import Backoff, RestartWindow
 from holdfast.telemetry import metrics
-from holdfast.telemetry.reports.causes import describe
+from holdfast.telemetry.reports.causes import Cause, describe
 from holdfast.telemetry.reports.report import Decision, Report
 from holdfast.telemetry.reports.reporter import Reporter
 
@@ -205,17 +205,17 @@ class KeyedGroup:
         """Count a key's crash. Returns whether the group's budget covers it."""
         return self._crashes.record(trio.current_time())
 
-    def pause_after(self, exc: Exception) -> None:
-        """Pause because many keys crash together, the last of them by ``exc``, until a probe succeeds.
+    def pause_after(self, cause: Cause) -> None:
+        """Pause because many keys crash together, the last of them by ``cause``, until a probe succeeds.
 
         Has no effect if the run is over.
         """
         if self.nursery is not None:
             self._pause_over = trio.Event()
             self.more_crashes = 0
-            self._crash_reason = describe(exc).reason
+            self._crash_reason = cause.reason
             self.nursery.start_soon(self._probe_until_ok, self._pause_over)
-            self._report_probe(exc, self._crashes.count(trio.current_time()))
+            self._report_probe(cause, self._crashes.count(trio.current_time()))
 
     async def _probe_until_ok(self, over: trio.Event) -> None:
         tries = 0
@@ -226,7 +226,7 @@ class KeyedGroup:
                 if await self.probe():
                     break
             except Exception as exc:
-                self._report_probe(exc)
+                self._report_probe(describe(exc))
         if self._pause_over is over and self.operators_reason is None:
             self._crashes.clear()
             self.end_pause()
@@ -234,19 +234,17 @@ class KeyedGroup:
             reason = f"{counted(more, 'more actor')} had crashed meanwhile" if more else None
             self.reporter.report(Report(kind="resume", path=self.path, reason=reason, count=more or None))
 
-    def _report_probe(self, exc: Exception, crashes: int | None = None) -> None:
+    def _report_probe(self, cause: Cause, crashes: int | None = None) -> None:
         """Report why the group is paused, at first with the number of crashes."""
-        cause = describe(exc)
         self.reporter.report(
             Report(
                 kind="pause",
                 path=self.path,
-                reason_type=cause.reason_type,
-                reason=cause.reason,
                 restarts=crashes,
                 budget=None if crashes is None else self.limits.group_crashes,
                 decision="pause",
-            )
+            ),
+            cause,
         )
 
 

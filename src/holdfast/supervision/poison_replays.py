@@ -101,7 +101,7 @@ class PoisonReplays:
             reply = await ask
         except Crashed as crash:
             cause = describe(crash.__cause__ or crash)
-            await self._finish(poison_id, "kept", f"it crashed again: {cause.reason_type}: {cause.reason}")
+            await self._finish(poison_id, "kept", f"it crashed again: {cause.text}")
         except OutcomeUnknown as unknown:
             await self._finish(poison_id, "unknown", f"no result: {unknown}")
         except AskFault as fault:

@@ -12,7 +12,7 @@ from holdfast.ledger.values import format_time
 from holdfast.supervision.faults import root_cause
 from holdfast.supervision.spec import Child, ChildSpec, Intensity, RestartWindow
 from holdfast.supervision.status import Branch, ChildState, ChildStatus, Works, work_of
-from holdfast.telemetry.reports.causes import location_of
+from holdfast.telemetry.reports.causes import Cause, location_of
 from holdfast.telemetry.reports.conditions import CRASH_LOOP, Conditions
 from holdfast.telemetry.reports.report import Context, Decision, Level, Report, ReportKind, level_of_failure
 from holdfast.telemetry.reports.reporter import Reporter
@@ -138,14 +138,14 @@ class ChildReports:
         kind: ReportKind,
         child: SupervisedChild | None,
         context: Context | None = None,
-        fault: BaseException | None = None,
+        cause: Cause | None = None,
         *,
         reason: str | None = None,
         decision: Decision = "none",
         delay_s: float | None = None,
         level: Level | None = None,
     ) -> None:
-        """Report on ``child``, or on the supervisor (None). The reason is that of ``fault``, else ``reason``."""
+        """Report on ``child``, or on the supervisor (None). The reason is that of ``cause``, else ``reason``."""
         self._reporter.report(
             Report(
                 kind=kind,
@@ -156,20 +156,20 @@ class ChildReports:
                 context=context,
                 last_message_type=child.last_message_type if child is not None and kind == "crash" else None,
                 reason=reason,
-                location=location_of(root_cause(fault) or fault) if fault is not None else None,
+                location=location_of(root_cause(cause.fault) or cause.fault) if cause is not None else None,
                 restarts=self.window.count(trio.current_time()),
                 budget=self.window.restarts,
                 decision=decision,
                 delay_s=delay_s,
             ),
-            fault,
+            cause,
         )
 
     def crash(
         self,
         child: SupervisedChild,
         context: Context,
-        fault: Exception | None,
+        cause: Cause | None,
         *,
         decision: Decision,
         delay_s: float | None = None,
@@ -179,18 +179,14 @@ class ChildReports:
             "crash",
             child,
             context,
-            fault,
+            cause,
             reason="it returned",
             decision=decision,
             delay_s=delay_s,
             level="error" if decision in ("escalate", "none") else level_of_failure(child.failures_in_row),
         )
         if decision != "none":
-            self._conditions.failed(
-                CRASH_LOOP,
-                child.path,
-                child.last_fault if fault is not None and child.last_fault else "it returned",
-            )
+            self._conditions.failed(CRASH_LOOP, child.path, "it returned" if cause is None else cause.text)
 
     def up(self, child: SupervisedChild) -> None:
         """Report that ``child`` is up. The first start of each is a line that few need: that of the tree is one."""

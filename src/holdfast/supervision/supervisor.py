@@ -24,7 +24,7 @@ from holdfast.supervision.faults import GaveUp, NotRunning, StartFailed, fault_o
 from holdfast.supervision.spec import ChildSpec, HasPath, Intensity, RestartWindow, StopsAtOnce, Strategy
 from holdfast.supervision.status import ChildState, ChildStatus
 from holdfast.supervision.supervised_child import ChildReports, Run, StartSignal, SupervisedChild
-from holdfast.telemetry.reports.causes import CannotServe, describe, leaf_of
+from holdfast.telemetry.reports.causes import CannotServe, Cause, describe, leaf_of
 from holdfast.telemetry.reports.conditions import Conditions
 from holdfast.telemetry.reports.report import Context, Decision
 from holdfast.telemetry.reports.reporter import Reporter
@@ -92,7 +92,7 @@ class ChildStops:
                     await run.instance.stop()
                     await run.done.wait()
                 except Exception as exc:
-                    self._reports.report("drain", child, "shutdown_error", exc, decision="stop")
+                    self._reports.report("drain", child, "shutdown_error", describe(exc), decision="stop")
         if run.done.is_set():
             return
         self._kill(child, run, f"killed after {grace_s:g} s")
@@ -384,40 +384,40 @@ class Supervisor:
         child.last_message_type = last.__name__ if isinstance(last, type) else None
         run.instance = None
         run.done.set()
-        if fault is not None:
-            cause = describe(fault)
-            child.last_fault = f"{cause.reason_type}: {cause.reason}"
+        cause = None if fault is None else describe(fault)
+        if cause is not None:
+            child.last_fault = cause.text
         if asked:
-            if fault is not None:
-                self._reports.report("drain", child, "shutdown_error", fault)
+            if cause is not None:
+                self._reports.report("drain", child, "shutdown_error", cause)
             else:
                 self._reports.stopped(child, in_drain=self._ending.is_set())
-        elif child.spec.restart == "permanent" or (child.spec.restart == "transient" and fault is not None):
-            self._restart_later(child, run, context, fault)
+        elif child.spec.restart == "permanent" or (child.spec.restart == "transient" and cause is not None):
+            self._restart_later(child, run, context, cause)
         else:
-            child.end_as("finished" if fault is None else "failed")
-            if fault is not None:
-                self._reports.crash(child, context, fault, decision="none")
+            child.end_as("finished" if cause is None else "failed")
+            if cause is not None:
+                self._reports.crash(child, context, cause, decision="none")
         self._advance()
 
-    def _restart_later(self, child: SupervisedChild, run: Run, context: Context, fault: Exception | None) -> None:
+    def _restart_later(self, child: SupervisedChild, run: Run, context: Context, cause: Cause | None) -> None:
         now = trio.current_time()
         child.window.record(now)
         if run.up_at is not None and now - run.up_at >= child.spec.backoff.max_s:
             child.failures_in_row = 0
         child.failures_in_row += 1
         spent = [window for window in self._windows if not window.record(now)]
-        leaf = None if fault is None else root_cause(fault)
+        leaf = None if cause is None else root_cause(cause.fault)
         if spent or isinstance(leaf, CannotServe):
             self._reports.window = window = (spent or self._windows)[0]
-            self._reports.crash(child, context, fault, decision="escalate")
+            self._reports.crash(child, context, cause, decision="escalate")
             self._gave_up = GaveUp(self.path, child.spec.child_id, window.restarts, window.period_s, leaf)
-            self._reports.report("escalation", child, "shutdown", self._gave_up, decision="escalate")
+            self._reports.report("escalation", child, "shutdown", describe(self._gave_up), decision="escalate")
             self._ending.set()
             return
         delay_s = child.spec.backoff.delay(child.failures_in_row, self._rng)
         decision: Decision = "backoff" if delay_s else "restart"
-        self._reports.crash(child, context, fault, decision=decision, delay_s=delay_s)
+        self._reports.crash(child, context, cause, decision=decision, delay_s=delay_s)
         self._mark_siblings(child)
         if delay_s > 0:
             assert self._nursery is not None

@@ -34,6 +34,7 @@ from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_child import EndRequest, KeyedChild
 from holdfast.supervision.status import work_of
 from holdfast.supervision.turn_watch import await_stack
+from holdfast.telemetry.reports.causes import describe
 
 END_TURN_S = 1.0
 """How long an actor may take to finish its turn before an operator's request ends it in the turn."""
@@ -151,7 +152,7 @@ class ControlledGroup:
 
     async def _quarantine(self, child: KeyedChild, action: QuarantineKey) -> None:
         if child.actor is None:
-            child.put_in_quarantine(EndedByOperator(action.reason), for_s=action.for_s)
+            child.put_in_quarantine(describe(EndedByOperator(action.reason)), for_s=action.for_s)
         else:
             await self._end(child, EndRequest("quarantine", action.reason, action.for_s), SystemMessage.END)
 

@@ -56,18 +56,24 @@ def location_of(exc: BaseException) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The parts of an exception that a report shows."""
+    """An exception, and the parts of it that a report shows."""
 
+    fault: BaseException
     reason_type: str
     reason: str
     location: str | None
 
+    @property
+    def text(self) -> str:
+        """Its type and reason in one line of words."""
+        return f"{self.reason_type}: {self.reason}"
+
 
 def describe(exc: BaseException) -> Cause:
-    """Return the leaf of ``exc`` by type, scrubbed text and location. Never raises."""
+    """Describe ``exc`` by the type, the scrubbed text and the location of its leaf. Never raises."""
     leaf = leaf_of(exc)
     try:
         text = str(leaf)
     except Exception:
         text = "(no text: str() failed)"
-    return Cause(type(leaf).__name__, scrub(text), location_of(leaf))
+    return Cause(exc, type(leaf).__name__, scrub(text), location_of(leaf))

@@ -18,7 +18,7 @@ from structlog.typing import FilteringBoundLogger
 from holdfast.ledger.values import Now, new_id, utc_now
 from holdfast.telemetry import metrics
 from holdfast.telemetry.repetitions import Period, Repetitions
-from holdfast.telemetry.reports.causes import Cause, describe
+from holdfast.telemetry.reports.causes import Cause
 from holdfast.telemetry.reports.report import UNDATED, Report, in_words, level_of
 from holdfast.telemetry.scrubbing import scrub, spelled
 
@@ -54,21 +54,20 @@ class Reporter:
         self._ring: deque[Report] = deque(maxlen=ring_records)
         self._listeners: list[Callable[[Report], None]] = []
 
-    def report(self, report: Report, fault: BaseException | None = None, cause: Cause | None = None) -> None:
-        """Accept one report, on a ``fault`` whose traceback is logged at debug. Never raises.
+    def report(self, report: Report, cause: Cause | None = None) -> None:
+        """Accept one report, with the reason and the location of its ``cause``, whose traceback is logged at debug.
 
-        ``cause`` is what :func:`describe` says of the fault, if the caller has asked for it.
+        Never raises.
         """
         try:
-            if fault is not None:
-                cause = describe(fault) if cause is None else cause
+            if cause is not None:
                 location = report.location or cause.location
                 report = replace(report, reason_type=cause.reason_type, reason=cause.reason, location=location)
             self.report_sums()
             # Those about parts of the tree, and what operators did, always pass.
             always = report.key is None or report.operator is not None
             if always or self._bursts.admit((report.kind, report.path), report):
-                self._emit(report, fault)
+                self._emit(report, cause)
         except Exception:
             self._log_fault()
 
@@ -77,11 +76,11 @@ class Reporter:
         for burst in self._bursts.due(at_once=at_once):
             self._emit(_sum(burst), None)
 
-    def _emit(self, report: Report, fault: BaseException | None) -> None:
+    def _emit(self, report: Report, cause: Cause | None) -> None:
         report = self._complete(report)
         # The log may be a closed pipe, which is no reason to fail.
         with suppress(Exception):
-            self._write(report, fault)
+            self._write(report, cause)
         self.accept(report)
 
     def accept(self, report: Report) -> None:
@@ -122,7 +121,7 @@ class Reporter:
             **self._emitter,
         )
 
-    def _write(self, report: Report, fault: BaseException | None) -> None:
+    def _write(self, report: Report, cause: Cause | None) -> None:
         reason = " ".join((report.reason or "").split())
         if len(reason) > REASON_LOGGED_CHARS:
             reason = f"{reason[: REASON_LOGGED_CHARS - 1]}…"
@@ -142,8 +141,8 @@ class Reporter:
             "request_id": None,
         }
         getattr(self._log, report.level or "info")(report.kind, **fields)
-        if fault is not None:
-            self._log.debug("traceback", path=report.path, exc_info=fault)
+        if cause is not None:
+            self._log.debug("traceback", path=report.path, exc_info=cause.fault)
 
 
 def _sum(burst: Period[Report]) -> Report:
