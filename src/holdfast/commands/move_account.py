@@ -83,7 +83,7 @@ def faults_of_pair(account_id: str, source: Settings, target: Settings) -> list[
     if source.receipt_prefix == target.receipt_prefix:
         faults.append("RECEIPT_PREFIX is the same: receipts of both cells would have the same numbers")
     if _place_of_store(source) == _place_of_store(target):
-        faults.append("both cells store results in the same place: one would delete those of the other")
+        faults.append("both cells have the same storage of results: one would delete those of the other")
     return faults
 
 

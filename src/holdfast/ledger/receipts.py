@@ -155,11 +155,11 @@ def in_ledger_order(operations: Iterable[MoneyOperation]) -> Sequence[MoneyOpera
     operation may be a little older than the one before it.
     """
     times: dict[str, datetime] = {}
-    placed = []
+    dated = []
     for each in sorted(operations, key=lambda operation: operation.number):
         at = times[each.account_id] = max(each.at, times.get(each.account_id, each.at))
-        placed.append((at, each.account_id, each.number, each))
-    return [each for *_, each in sorted(placed, key=lambda place: place[:3])]
+        dated.append((at, each.account_id, each.number, each))
+    return [each for *_, each in sorted(dated, key=lambda each: each[:3])]
 
 
 def _paid(order: Order, credit_micro: int) -> tuple[int, str]:

@@ -26,14 +26,14 @@ CLAUSE_CHARS_MAX: Final = 400
 
 
 class Violation(NamedTuple):
-    """A rule that an input breaks: the keys that lead to the place, and the rule in words ("is required")."""
+    """A rule that an input breaks: the keys that lead to the value, and the rule in words ("is required")."""
 
     path: tuple[str, ...]
     rule: str
 
     @property
     def param(self) -> str | None:
-        """The place; None for the whole."""
+        """The value by its keys; None for the whole."""
         return param_of(self.path) or None
 
     @property
@@ -43,7 +43,7 @@ class Violation(NamedTuple):
 
 
 def param_of(path: Sequence[str]) -> str:
-    """Format the keys that lead to a place as ``input.size``; unprintable characters of callers are replaced."""
+    """Format the keys that lead to a value as ``input.size``; unprintable characters of callers are replaced."""
     joined = cut_text(".".join(path), PARAM_CHARS_MAX)
     return "".join(sign if sign.isprintable() else "?" for sign in joined)
 
@@ -91,7 +91,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
 
 
 def invalid_input(violations: Sequence[Violation]) -> Refusal:
-    """Return one refusal for all violations, without repetitions; its ``param`` is the place of the first."""
+    """Return one refusal for all violations, without repetitions; its ``param`` is that of the first."""
     listed = tuple(dict.fromkeys(violations))
     clauses = [each.clause for each in listed]
     if len(violations) == VIOLATIONS_MAX:

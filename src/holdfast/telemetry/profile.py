@@ -99,13 +99,13 @@ def profile_of(found: Mapping[Stack, int], duration_s: float) -> Profile:
     # Who calls is found at least as often as who is called, so that no node is without the one above it.
     kept = sorted(calls, key=lambda each: (-calls[each], len(each)))[:NODES_MAX]
 
-    def place(stack: Stack) -> list[tuple[int, str]]:
+    def rank(stack: Stack) -> list[tuple[int, str]]:
         return [(-calls[stack[: depth + 1]], name) for depth, name in enumerate(stack)]
 
     return Profile(
         duration_s=round(duration_s, 3),
         samples=sum(found.values()),
         idle=found.get((), 0),
-        nodes=[ProfileNode(len(each) - 1, each[-1], calls[each]) for each in sorted(kept, key=place)],
+        nodes=[ProfileNode(len(each) - 1, each[-1], calls[each]) for each in sorted(kept, key=rank)],
         own=[OwnTime(*each) for each in own.most_common(OWN_MAX)],
     )

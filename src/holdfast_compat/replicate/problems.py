@@ -47,7 +47,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """The id of the request; quote it in support requests."""
 
     errors: list[ErrorDetail] | msgspec.UnsetType = msgspec.UNSET
-    """Everything that is wrong with the input, up to ten places. Present if the model's schema refuses it."""
+    """Everything that is wrong with the input, at most ten errors. Present if the model's schema refuses it."""
 
 
 def _status_of(code: str) -> int:

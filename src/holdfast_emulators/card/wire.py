@@ -113,11 +113,11 @@ def render_list(store: Store, url: str, things: Iterable[Any], form: Form) -> Js
         raise ApiError(400, "Invalid limit", param="limit")
     ordered = list(things)[::-1]
     after = string(form, "starting_after")
-    places = {each.id: place for place, each in enumerate(ordered)}
-    if after is not None and after not in places:
+    numbers = {each.id: number for number, each in enumerate(ordered)}
+    if after is not None and after not in numbers:
         message = f"No such object: '{after[:80]}'"
         raise ApiError(400, message, code="resource_missing", param="starting_after")
-    start = 0 if after is None else places[after] + 1
+    start = 0 if after is None else numbers[after] + 1
     paths = [path.removeprefix("data.") for path in fields(form, "expand").values()]
     return _render_page(store, url, ordered[start:], paths, limit)
 

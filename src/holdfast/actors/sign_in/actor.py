@@ -1,6 +1,6 @@
-"""The sign-in actor: the codes and attempts of one e-mail address, or the requests and wrong tokens of one origin.
+"""The sign-in actor: codes and wrong tries of one e-mail address, or requests and wrong tokens of one origin.
 
-A code is six digits, stored only as an HMAC under a pepper. Attempts and requests are counted in rows, so that a
+A code is six digits, stored only as an HMAC under a pepper. Tries and requests are counted in rows, so that a
 new code, a restart or a second process resets nothing. A code proves that its sender reads the e-mail address; it
 is not a second factor. The rules of counting are in :mod:`holdfast.ledger.sign_in_codes`.
 """
@@ -206,7 +206,7 @@ class SignInActor(JournaledActor):
         self._codes = codes
         return self._change(codes, CodeIssued(otp_id, digits, rules.codes.ttl_s), at)
 
-    # --------------------------------------------------------------------------------------------------- attempts
+    # ------------------------------------------------------------------------------------------------------ tries
 
     async def _verify_code(self, command: VerifyCode) -> Turn[SignedIn]:
         """Refuses: 1. what :func:`try_code` refuses; 2. a disabled account, whose code is used up."""

@@ -361,7 +361,7 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     provider_code: str | msgspec.UnsetType = msgspec.UNSET
     """The payment provider's own code; present for `provider_rejected` only."""
     errors: list[ErrorDetail] | msgspec.UnsetType = msgspec.UNSET
-    """Everything that is wrong with the input, up to ten places; present if the model's schema refuses it."""
+    """Everything that is wrong with the input, at most ten errors; present if the model's schema refuses it."""
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):

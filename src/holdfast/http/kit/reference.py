@@ -33,12 +33,12 @@ class Reference:
 
     def ordered(self, routes: Sequence[Route]) -> list[Route]:
         """Return routes by section; in a section the modules with the shortest paths come first."""
-        places = {tag: place for place, tag in enumerate(dict.fromkeys((*self.sections, *(r.tag for r in routes))))}
+        ranks = {tag: rank for rank, tag in enumerate(dict.fromkeys((*self.sections, *(r.tag for r in routes))))}
         shortest: dict[tuple[str, str], int] = {}
         for route in routes:
             module = (route.tag, route.handler.__module__)
             shortest[module] = min(route.path.count("/"), shortest.get(module, 99))
-        return sorted(routes, key=lambda each: (places[each.tag], shortest[each.tag, each.handler.__module__]))
+        return sorted(routes, key=lambda each: (ranks[each.tag], shortest[each.tag, each.handler.__module__]))
 
 
 def _error_codes() -> str:

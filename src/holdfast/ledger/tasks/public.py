@@ -38,7 +38,7 @@ class OutputBody(msgspec.Struct, frozen=True):
     """One output."""
 
     index: int
-    """Its place among the outputs, from 0."""
+    """Its number among the outputs, from 0."""
     url: str | None
     """A signed link, new at each read, that works until `expires_at`; null before the task has succeeded and after
     the output has expired.

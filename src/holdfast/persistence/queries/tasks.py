@@ -48,11 +48,11 @@ _HELD = RepeatedQuery(
         select request_id, model, status, created_at, amount_micro
         from (
             select t.request_id, t.model, t.status, t.created_at, h.amount_micro,
-                   row_number() over (partition by t.status order by t.created_at desc, t.request_id desc) as place
+                   row_number() over (partition by t.status order by t.created_at desc, t.request_id desc) as number
             from holds h join tasks t on t.request_id = h.reference
             where h.account_id = :account_id and h.settled_number is null
         ) held
-        where place <= :per_status order by created_at, request_id
+        where number <= :per_status order by created_at, request_id
         """
     )
 )

@@ -166,7 +166,7 @@ class ReportFeed:
             try:
                 await self._advance()
             except Exception as fault:
-                # Whatever it is: it must not end the service, and the next attempt may succeed.
+                # Whatever it is: it must not end the service, and the next read may succeed.
                 log.debug("reports cannot be followed", reason=describe(fault).reason)
             with trio.move_on_after(self.poll_s):
                 await self._room.wait()

@@ -44,7 +44,7 @@ class ProviderOutput(msgspec.Struct, frozen=True):
     """A result at its provider, not stored by this service."""
 
     index: int
-    """Its place among the outputs, from 0."""
+    """Its number among the outputs, from 0."""
     url: str | None
     """Its address at the provider; null if it came embedded."""
     content_type: str | None

@@ -71,7 +71,7 @@ class _Movie:
         return min(length_s, track.shown / self.timescale) if track.shown and self.timescale else length_s
 
     def boxes(self, offset: int, end: int) -> Iterator[Box]:
-        """Yield the boxes between two places; trailing bytes too few for a box are ignored."""
+        """Yield the boxes between two offsets; trailing bytes too few for a box are ignored."""
         while offset + 8 <= end:
             self.media.step()
             length, name = self.media.read(">I4s", offset)
