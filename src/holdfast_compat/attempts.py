@@ -213,31 +213,37 @@ class RequestAttempts:
     def choose(self, resend: Resend, newest_first: Mapping[str, str]) -> str | None:
         """Return the task of its group that an attempt is to join, so that it has its number; None: a new one.
 
-        The tasks are given by the keys of the replies that say so.
-
-        1. A task that this number or a higher one has joined belongs to another request.
-        2. Of the others it joins one with the highest number; of these, one that no request waits for or was
-           answered with, since a client that sends again was not answered; of these, the newest.
-        3. If there is none but such that requests wait for or were answered with, and the attempt before was
-           refused here, this is most likely the resend of that one, which chooses as the refused attempt would
-           have: after a first one it has no task. A refusal counts for one resend. If the refused attempt had
-           created a task after all, this chooses as the attempt that has joined that task, or as a second one.
+        The tasks are given by the keys of the replies that say so. If there is none but such that requests wait for
+        or were answered with, and the attempt before was refused here, this is most likely the resend of that one,
+        which chooses as the refused attempt would have: after a first one it has no task. A refusal counts for one
+        resend. If the refused attempt had created a task after all, this chooses as the attempt that has joined
+        that task, or as a second one.
         """
-        while True:
-            before = (resend.group, resend.acts_as - 1)
-            free = [each for each in newest_first.values() if self._number(each) < resend.acts_as]
-            chosen = max(free, key=lambda each: (self._number(each), each not in self._served), default=None)
-            if chosen is not None and chosen not in self._served:
-                if self._number(chosen) < resend.acts_as - 1:
-                    # Nothing has the number of the attempt before, so if one was refused it was this request's.
-                    self._refused.take(before)
-                return chosen
-            refused = self._refused.take(before)
+        while (chosen := self._find(resend, newest_first.values())) is None or chosen in self._served:
+            refused = self._take_refused(resend)
             if refused is None:
                 return chosen
             created = newest_first.get(refused.key)
             acted_as = refused.acted_as if created is None else max(1, self._number(created))
             resend.acts_as = min(resend.acts_as, acted_as)
+        if self._number(chosen) < resend.acts_as - 1:
+            # Nothing has the number of the attempt before, so if one was refused it was this request's.
+            self._take_refused(resend)
+        return chosen
+
+    def _find(self, resend: Resend, newest_first: Iterable[str]) -> str | None:
+        """Return the task that an attempt joins if none before it was refused.
+
+        One that its number or a higher one has joined belongs to another request. Of the others it is one with the
+        highest number; of these, one that no request waits for or was answered with, since a client that sends
+        again was not answered; of these, the newest.
+        """
+        free = [each for each in newest_first if self._number(each) < resend.acts_as]
+        return max(free, key=lambda each: (self._number(each), each not in self._served), default=None)
+
+    def _take_refused(self, resend: Resend) -> Refused | None:
+        """Return what is known of a refusal of the attempt before, and forget it."""
+        return self._refused.take((resend.group, resend.acts_as - 1))
 
     def _number(self, request_id: str) -> int:
         return self._joined.get(request_id, 0)
