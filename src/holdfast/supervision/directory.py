@@ -125,7 +125,7 @@ class KeyedDirectory(KeyedGroup):
         if child.scope is None:
             child.activate()
 
-    # ----------------------------------------------------------------------------------------------- -----------
+    # ---------------------------------------------------------------------------------------------- its state now
 
     def mailboxes(self) -> list[Mailbox]:
         """Return the mailboxes of all keys."""

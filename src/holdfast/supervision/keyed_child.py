@@ -126,6 +126,10 @@ class KeyedChild:
         """Whether it has an incarnation, or waits until one may start, and nothing has asked it to end."""
         return self.state in {"starting", "active"} and not self.mailbox.system
 
+    def crashes(self, now: float) -> int:
+        """Return how many crashes count against its budget."""
+        return 0 if self.window is None else self.window.count(now)
+
     def forget(self) -> None:
         """Leave the table if nothing need be remembered: no task, message, quarantine, or crash of late.
 
@@ -137,7 +141,7 @@ class KeyedChild:
         if self.quarantine is not None:
             is_remembered = now <= self.quarantine.until + self.group.limits.quarantine.max_s
         else:
-            is_remembered = self.window is not None and self.window.count(now) > 0
+            is_remembered = self.crashes(now) > 0
         if not is_remembered and self.table.get(self.key) is self:
             del self.table[self.key]
 
@@ -339,7 +343,7 @@ class KeyedChild:
         if not within_budget:
             self.put_in_quarantine(cause)
             return None
-        delay_s = limits.backoff.delay(self.window.count(now), group.rng)
+        delay_s = limits.backoff.delay(self.crashes(now), group.rng)
         self._report_crash(cause, "backoff", delay_s)
         return delay_s
 
@@ -504,7 +508,7 @@ class KeyedChild:
         """Report a crash, the state of the mailbox, and the decision."""
         now = trio.current_time()
         oldest = self.mailbox.oldest_sent_at()
-        failures = self.window.count(now) if self.window is not None else 0
+        failures = self.crashes(now)
         self.group.reporter.report(
             Report(
                 kind="quarantine" if decision == "quarantine" else "crash",
@@ -516,7 +520,7 @@ class KeyedChild:
                 last_message_type=self._remember(cause, decision, delay_s).last_message_type,
                 mailbox_depth=len(self.mailbox),
                 oldest_age_s=round(now - oldest, 3) if oldest is not None else None,
-                restarts=failures if self.window is not None else None,
+                restarts=failures,
                 budget=self.group.limits.child_restarts,
                 decision=decision,
                 delay_s=delay_s,

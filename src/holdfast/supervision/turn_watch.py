@@ -17,8 +17,6 @@ from holdfast.supervision.keyed_child import KeyedChild
 from holdfast.telemetry.reports.report import Report
 from holdfast.telemetry.reports.reporter import Reporter
 
-ALONE_MAX: Final = 10
-"""So many stuck turns are reported one by one in one check; the others are counted."""
 FRAMES_MAX: Final = 6
 STACK_MAX: Final = 40
 
@@ -76,20 +74,10 @@ class TurnWatch:
         found: dict[_Turn, KeyedChild | Pass] = {**dict(self._long_turns(now)), **dict(self._long_passes(now))}
         for turn in self._reported - found.keys():
             self._report(turn, now, "recovery", f"{turn.what} has ended")
-        new = [turn for turn in found if turn not in self._reported]
+        for turn, where in found.items():
+            if turn not in self._reported:
+                self._report_stuck(turn, where, now)
         self._reported = set(found)
-        for turn in new[:ALONE_MAX]:
-            self._report_stuck(turn, found[turn], now)
-        if len(new) > ALONE_MAX:
-            self._reporter.report(
-                Report(
-                    kind="stuck",
-                    path=new[-1].path,
-                    reason="further turns take too long",
-                    count=len(new) - ALONE_MAX,
-                    duration_s=self._limit_s,
-                )
-            )
 
     def _long_turns(self, now: float) -> Iterator[tuple[_Turn, KeyedChild]]:
         for directory in self._directories:

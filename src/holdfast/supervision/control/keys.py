@@ -202,7 +202,7 @@ class ControlledGroup:
             member_id=self.member_id,
             state=child.state,
             incarnation=child.incarnation,
-            restarts=child.window.count(now) if child.window is not None else 0,
+            restarts=child.crashes(now),
             work=work_of(child.mailbox, child.actor, now),
             messages_per_s=_rounded(child.turns_per_s(now)),
             quarantined_for_s=_rounded(max(quarantine.until - now, 0.0)) if quarantine is not None else None,

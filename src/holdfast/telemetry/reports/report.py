@@ -240,8 +240,8 @@ def _how_often(report: Report) -> str:
     if report.duration_s is None:
         return times
     lasting = _lasting(report.duration_s)
-    if report.kind == "stuck":
-        return f"{times}, {lasting} so far"
+    if report.kind == "stuck" and not times:
+        return f", {lasting} so far"
     return f"{times} in {lasting}" if times else f" after {lasting}"
 
 
