@@ -15,9 +15,11 @@ from trio.testing import wait_all_tasks_blocked
 
 from holdfast.supervision.spec import Backoff, ChildSpec, Intensity, Restart, Strategy
 from holdfast.supervision.supervisor import Supervisor
+from holdfast.telemetry.reports import causes
 from holdfast.telemetry.reports.conditions import Conditions
 from holdfast.telemetry.reports.report import Report
 from holdfast.telemetry.reports.reporter import Reporter
+from holdfast.telemetry.scrubbing import scrub
 
 SILENT = structlog.wrap_logger(structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(50))
 NO_WAIT = Backoff(0.0, 0.0, jitter=0.0)
@@ -148,3 +150,16 @@ def new_scripted_tree() -> Callable[[], ScriptedTree]:
 @pytest.fixture
 def scripted() -> ScriptedTree:
     return ScriptedTree()
+
+
+@pytest.fixture
+def described(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts of exceptions that are described, each with a search for secrets; they may be long."""
+    texts: list[str] = []
+
+    def noted(text: str) -> str:
+        texts.append(text)
+        return scrub(text)
+
+    monkeypatch.setattr(causes, "scrub", noted)
+    return texts

@@ -18,8 +18,6 @@ from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import QuarantineKey
 from holdfast.supervision.keyed_group import KeyedLimits
 from holdfast.supervision.spec import Backoff
-from holdfast.telemetry.reports import causes
-from holdfast.telemetry.scrubbing import scrub
 
 from .keyed_actors import Break, Harness, Rest, Say, Write, WritingActor, collect, outcome
 
@@ -363,41 +361,27 @@ async def test_an_unused_quarantined_key_is_forgotten(autojump_clock: MockClock)
         assert directory.by_key == {}
 
 
-def searched_for_secrets(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the texts of exceptions that are searched from now on; they may be long."""
-    searched: list[str] = []
-
-    def noted(text: str) -> str:
-        searched.append(text)
-        return scrub(text)
-
-    monkeypatch.setattr(causes, "scrub", noted)
-    return searched
-
-
 async def test_a_crash_is_described_once_for_all_that_show_it(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: MockClock, described: list[str]
 ) -> None:
     kept: list[PoisonedMessage] = []
     harness = Harness(limits=KeyedLimits(child_restarts=0), poison=kept.append)
     async with harness.running() as directory:
-        searched = searched_for_secrets(monkeypatch)
         assert isinstance(await outcome(lambda: harness.ask("a", Break())), Crashed)
         quarantine = directory.by_key["a"].quarantine
         [report], [restart] = harness.reports("quarantine"), directory.restarts["a"]
         assert quarantine is not None
         assert quarantine.reason == report.reason == restart.reason == kept[0].cause.reason
-        assert len(searched) == 1
+        assert len(described) == 1
 
 
 async def test_a_crash_that_pauses_the_group_is_described_once(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: MockClock, described: list[str]
 ) -> None:
     harness = Harness(limits=KeyedLimits(group_crashes=0))
     async with harness.running() as directory:
-        searched = searched_for_secrets(monkeypatch)
         assert isinstance(await outcome(lambda: harness.ask("a", Break())), Crashed)
         [paused], [crash] = harness.reports("pause"), harness.reports("crash")
         assert directory.pause_reason == paused.reason == crash.reason
         assert (paused.reason_type, paused.location) == (crash.reason_type, crash.location)
-        assert len(searched) == 1
+        assert len(described) == 1

@@ -79,6 +79,18 @@ async def test_the_status_shows_when_a_child_is_retried(scripted: ScriptedTree, 
         assert status.state == "restarting"
         assert status.retry_in_s == pytest.approx(6.0)
         assert status.last_fault == "ValueError: a broke"
+
+
+async def test_the_crash_of_a_child_is_described_once(
+    scripted: ScriptedTree, autojump_clock: MockClock, described: list[str]
+) -> None:
+    supervisor = scripted.supervisor(scripted.spec("a"))
+    async with scripted.running(supervisor):
+        scripted.crash("a")
+        await scripted.settle()
+        [report], [status] = scripted.reports("crash"), supervisor.children()
+        assert status.last_fault == f"{report.reason_type}: {report.reason}"
+        assert described == ["a broke"]
         assert status.restarts_in_window == 1
 
 
