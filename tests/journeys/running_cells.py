@@ -104,13 +104,15 @@ class RunningCells:
 
 
 @contextmanager
-def running_cells(catalog: Path, ranges: Sequence[Ranges], *, more: int = 0) -> Iterator[RunningCells]:
+def running_cells(
+    catalog: Path, ranges: Sequence[Ranges], *, more: int = 0, **settings: str
+) -> Iterator[RunningCells]:
     """Run cells with these ranges; HAProxy also knows the servers of so many ``more``, which do not run yet."""
     count = len(ranges) + more
     folders = [new_folder() for _ in range(count + 1)]
     listening = socket.create_server(("127.0.0.1", 0))
     listed = folders[-1] / "cells.toml"
-    settings = {
+    common = {
         "CATALOG": str(catalog),
         "CELLS": str(listed),
         "OPERATOR_TOKEN": OPERATOR_TOKEN,
@@ -118,9 +120,10 @@ def running_cells(catalog: Path, ranges: Sequence[Ranges], *, more: int = 0) -> 
         "SANDBOX_SECRET": "sandbox-secret-of-all-cells-0123456789",
         "SERVER_KEY": SERVER_KEY,
         "TRUSTED_PROXIES": "127.0.0.1",
+        **settings,
     }
     services = [
-        Service(folder, CELL=str(number), RECEIPT_PREFIX=f"C{number}-", **settings)
+        Service(folder, CELL=str(number), RECEIPT_PREFIX=f"C{number}-", **common)
         for number, folder in enumerate(folders[:-1], 1)
     ]
     servers = [f"127.0.0.1:{each.environment['HOLDFAST_PORT']}" for each in services]

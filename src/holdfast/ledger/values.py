@@ -141,7 +141,7 @@ def new_id(prefix: Prefix) -> str:
     return f"{prefix}_{uuid7().hex}"
 
 
-def new_id_of_account(prefix: Literal["task", "ord", "file"], account_id: str) -> str:
+def new_id_of_account(prefix: Literal["task", "ord", "file", "arc"], account_id: str) -> str:
     """Return a new identifier that carries the account's place."""
     return new_id_at(prefix, place_of(account_id))
 

@@ -21,7 +21,7 @@ from holdfast.http.kit.stored_content import (
 from holdfast.http.schemas.common import render
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.values import new_id
+from holdfast.ledger.values import new_id, new_id_of_account
 from holdfast.persistence.claims.archives import TRIES_MAX, archive_by_id, begin_archive, find_archive
 from holdfast.persistence.records.rows import ArchiveRow, FileRow
 from holdfast.providers.storage.sniffing import UNKNOWN_TYPE
@@ -65,7 +65,11 @@ async def request_archive(call: Call) -> Outcome:
     """
     account_id, now = call.session.account_id, call.deps.now()
     begin = partial(
-        begin_archive, account_id=account_id, archive_id=new_id("arc"), change_id=new_id("chg"), now=now
+        begin_archive,
+        account_id=account_id,
+        archive_id=new_id_of_account("arc", account_id),
+        change_id=new_id("chg"),
+        now=now,
     )
     return _body(call, await call.write(account_id, begin))
 

@@ -65,10 +65,12 @@ _REPLACED: Final = frozenset({b"forwarded", b"x-forwarded-for", MARK.lower().enc
 """The headers that say who calls; the client's own say nothing."""
 _OWN: Final = frozenset({b"x-request-id", b"traceresponse"})
 _SESSION: Final = re.compile(r"\bhst_[A-Za-z0-9_-]{43}", re.ASCII)
-_IN_PATH: Final = ("request_id", "order_id", "file_id", "asset_id")
+_IN_PATH: Final = ("request_id", "order_id", "file_id", "asset_id", "archive_id")
 
 _KEY: Final = b"idempotency-key"
 _READING: Final = frozenset({"GET", "HEAD"})
+_MISSING: Final = frozenset({404, 410})
+"""The statuses of what is not here, also by a link, which may be in another cell."""
 _MISDIRECTED: Final = 421
 """The status of a response to another cell, which has to look elsewhere."""
 _DISAGREE: Final = Refusal(
@@ -183,7 +185,7 @@ async def _serve_here(
         if place is not None:
             await require_here(deps, request, place)
         raise
-    is_missing = response.status_code == 404
+    is_missing = response.status_code in _MISSING
     if request.caller is None:
         if is_missing and place is not None:
             await require_here(deps, request, place)
