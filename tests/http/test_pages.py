@@ -40,6 +40,7 @@ from holdfast.supervision.control.messages import (
     LevelList,
     LineList,
     ListKeys,
+    MemberView,
     RefusedRequestList,
     SampleList,
     SlowTurnList,
@@ -330,6 +331,21 @@ async def test_pages_stay_while_the_database_is_away(api: Api, browser: PageRead
     assert "proc" in (await browser.read("/ops/tree")).text
     for path in ("/ops/reviews", "/ops/poison", "/ops/actions"):
         assert "The database is not available" in (await browser.read(path)).text
+
+
+async def test_what_lasts_in_several_processes_is_shown_once(api: Api, browser: PageReader) -> None:
+    def lasting(name: str, subject: str, lasts_s: float) -> LastingCondition:
+        return LastingCondition(name=name, subject=subject, text=f"of {name}", lasts_s=lasts_s, count=7)
+
+    hosts = [lasting("webhooks", f"shop-{number}.example", 10.0 - number) for number in range(3)]
+    found = [lasting("unavailable", "", 99.0), *hosts, lasting("database", "", 90.0)]
+    process = msgspec.structs.replace(PROCESS, conditions=found)
+    controls = answer_controls(api, DescribeProcess=process, ReadSamples=SampleList("proc_1", []))
+    controls.others = (MemberView(member_id="proc_2", is_this=False, state="ready", unreachable_for_s=None),)
+    page = (await browser.read("/ops")).text
+    assert (page.count("of database"), page.count("14 failures"), page.count("2 more")) == (1, 5, 1)
+    order = ["of database", "shop-0", "shop-1", "2 more", "shop-2", "of unavailable", "Health"]
+    assert sorted(order, key=page.index) == order
 
 
 async def test_who_has_a_session_that_cannot_be_looked_up_may_sign_in(api: Api) -> None:

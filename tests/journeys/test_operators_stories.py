@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import trio
 from sqlalchemy import text
 from tests.clients import Customer, until
+from torture.database_faults import fill
 
 from holdfast.persistence.server.connections import connected
 
@@ -22,15 +25,16 @@ from .service_process import Service
 pytestmark = pytest.mark.slow
 
 DISK_MIB = 8
+DATABASE_DISK_MIB = 400
 
 
 @pytest.fixture
-def small_disks() -> Iterator[Callable[[Path], None]]:
-    """Mount small file systems for one test."""
+def small_disks() -> Iterator[Callable[[Path, int], None]]:
+    """Mount small file systems, of so many MiB, for one test."""
     mounted: list[Path] = []
 
-    def mount(folder: Path) -> None:
-        words = ["-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=700", "holdfast-journey", str(folder)]
+    def mount(folder: Path, mib: int) -> None:
+        words = ["-t", "tmpfs", "-o", f"size={mib}m,mode=711", "holdfast-journey", str(folder)]
         subprocess.run(["mount", *words], check=True)
         mounted.append(folder)
 
@@ -71,12 +75,12 @@ async def ends(customer: Customer, request_id: str) -> str:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
 async def test_a_full_disk_for_results_is_named_and_its_end_reported(
-    new_service: NewService, new_customer: NewCustomer, small_disks: Callable[[Path], None]
+    new_service: NewService, new_customer: NewCustomer, small_disks: Callable[[Path, int], None]
 ) -> None:
     service = new_service(PROCESSES="2")
     await trio.to_thread.run_sync(service.start)
     assets = service.data_dir / "assets"
-    small_disks(assets)
+    small_disks(assets, DISK_MIB)
     ada, operator = await new_customer(service, credit="10.00"), Operator(service)
     (assets / "ballast").write_bytes(bytes(DISK_MIB << 20))
     waiting = (await ada.create()).json()["request_id"]
@@ -93,6 +97,42 @@ async def test_a_full_disk_for_results_is_named_and_its_end_reported(
     recovery = await logged(service, "recovery", lambda line: line["path"] == "holdfast/workers/hosting")
     assert recovery["text"].startswith("results are stored and read; lasted ")
     assert "What lasts" not in await overview(operator)
+    await operator.http.aclose()
+    assert await trio.to_thread.run_sync(service.stop) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+async def test_each_process_names_the_full_disk_of_the_database(
+    new_service: NewService, small_disks: Callable[[Path, int], None]
+) -> None:
+    service = new_service(PROCESSES="2")
+    service.data_dir.mkdir()
+    small_disks(service.data_dir, DATABASE_DISK_MIB)
+    await trio.to_thread.run_sync(service.start)
+    operator = Operator(service)
+    ballast = service.data_dir / "ballast"
+    fill(ballast)
+    # The log goes on in another file, for which there is no room, and the server ends.
+    with psycopg.connect(service.database_url, autocommit=True) as rows, suppress(psycopg.OperationalError):
+        for _ in range(10):
+            rows.execute("select pg_logical_emit_message(false, '', 'full'), pg_switch_wal()")
+    fill(ballast)
+
+    async def causes() -> list[str] | None:
+        members = (await operator.http.get("/ops/api/tree")).json()["members"]
+        found = [each for member in members for each in member["process"]["conditions"]]
+        texts = [each["text"] for each in found if "No space left on device; its log" in each["text"]]
+        return texts if len(texts) == 2 else None
+
+    for cause in await until(causes, within_s=60):
+        assert cause.startswith("the database is away: The embedded PostgreSQL did not start: could not write")
+    assert "No space left on device; its log is " in (await overview(operator)).partition("Health")[0]
+    ballast.unlink()
+
+    async def is_over() -> bool:
+        return "What lasts" not in await overview(operator)
+
+    await until(is_over, within_s=60)
     await operator.http.aclose()
     assert await trio.to_thread.run_sync(service.stop) == 0
 

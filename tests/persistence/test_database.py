@@ -155,6 +155,17 @@ async def test_a_closed_gate_refuses_reads_with_its_reason(database: Database) -
     assert not database.gate.is_open
 
 
+def test_why_the_server_does_not_run_is_the_reason_until_it_does() -> None:
+    gate = DatabaseGate()
+    gate.explain("No space left on device")
+    gate.close("connection refused")
+    seen = [gate.reason]
+    gate.open()
+    gate.explain("No space left on device")
+    gate.close("connection refused")
+    assert [*seen, gate.reason] == ["No space left on device", "connection refused"]
+
+
 async def test_an_unreachable_database_does_not_open() -> None:
     database = Database(UNREACHABLE)
     with pytest.raises(DatabaseAway):

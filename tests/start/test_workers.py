@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from contextlib import suppress
 from functools import partial
 
@@ -11,7 +12,9 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from holdfast.start.parent.parent import RESTARTS_PER_WORKER
+from holdfast.persistence.server.embedded import EmbeddedPostgres
+from holdfast.persistence.server.postmaster import EmbeddedFault
+from holdfast.start.parent.parent import RESTARTS_PER_WORKER, DatabaseServer
 from holdfast.start.parent.process_slot import START_MAX_S, START_S, ProcessSlot, StartTime
 from holdfast.supervision.faults import GaveUp
 from holdfast.supervision.spec import ChildSpec, Intensity
@@ -52,6 +55,42 @@ async def test_a_killed_worker_is_replaced_at_once(autojump_clock: MockClock) ->
         assert (crash.path, crash.decision) == ("processes/worker-0", "backoff")
         assert crash.reason == "process 1000 was killed by SIGKILL"
         assert parent.starter.of(1).signals == []
+
+
+class FullDisk(EmbeddedPostgres):
+    """A server that has ended and starts only at the fourth try; then it runs until ``ended``."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+        self.ended = threading.Event()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return self.tries == 0 or self.ended.wait(timeout_s)
+
+    def start(self) -> str:
+        self.tries += 1
+        if self.tries <= 3:
+            raise EmbeddedFault(f"could not write xlogtemp.{self.tries}: No space left on device")
+        return ""
+
+
+async def test_all_workers_learn_why_the_embedded_database_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.start.parent.parent.DATABASE_RETRY_FIRST_S", 0.0)
+    parent, database, is_over = Parent(2), FullDisk(), trio.Event()
+    parent.reporter.listen(lambda report: is_over.set() if report.kind == "recovery" else None)
+    async with running(parent), trio.open_nursery() as nursery:
+        server = DatabaseServer(database, parent.reporter, parent.workers.tell_all)
+        await nursery.start(server.run)
+        await is_over.wait()
+        await server.stop()
+        database.ended.set()
+    sent = [f"database could not write xlogtemp.{number}: No space left on device" for number in (1, 2, 3)]
+    for slot in (0, 1):
+        assert [line for line in parent.starter.of(slot).lines if line.startswith("database")] == sent
+    assert [report.reason for report in parent.reports("outage")] == [
+        "the embedded database has stopped",
+        "could not write xlogtemp.1: No space left on device",
+    ]
 
 
 async def test_a_worker_that_keeps_failing_waits_longer_each_time(autojump_clock: MockClock) -> None:

@@ -74,6 +74,27 @@ def test_an_outage_is_one_report_at_its_beginning_and_one_at_its_end(story: Stor
     ]
 
 
+def test_what_alternates_is_one_condition_until_it_is_steady(story: Story) -> None:
+    for _ in range(20):
+        story.conditions.failed(DATABASE, "", "away: No space left on device")
+        story.pass_time(1)
+        story.conditions.ended(DATABASE)
+        story.pass_time(1)
+    assert len(story.conditions.lasting()) == 1
+    story.pass_time(10)
+    assert story.conditions.lasting() == []
+    assert story.lines == [
+        "outage: the database is away: No space left on device",
+        "recovery: the database answers; lasted 1 s, 1 failure",
+        "outage: the database is away: No space left on device",
+        "recovery: the database answers; lasted 37 s, 19 failures",
+    ]
+    story.pass_time(10)
+    story.conditions.failed(DATABASE, "", "away: connection refused")
+    story.conditions.ended(DATABASE)
+    assert story.conditions.lasting() == []
+
+
 def test_what_lasts_can_be_read(story: Story) -> None:
     story.conditions.failed(WEBHOOKS, "shop.example", "refused")
     assert story.conditions.lasting() == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from holdfast.http.endpoints.operators.books import LedgerHealth, read_ledger_health
 from holdfast.http.endpoints.operators.costs import CostReport, CostTable, list_costs
 from holdfast.http.endpoints.operators.overrides import OverrideList, list_overrides
@@ -16,7 +18,9 @@ from holdfast.http.endpoints.operators.providers import ProviderList, list_provi
 from holdfast.http.endpoints.operators.reports import ReportList, list_reports
 from holdfast.http.kit.calls import Auth
 from holdfast.ledger.refusals import Refusal
+from holdfast.supervision.control.messages import ProcessDescription
 from holdfast.telemetry.metrics.samples import Sample
+from holdfast.telemetry.reports.conditions import UNAVAILABLE, LastingCondition
 from holdfast_console.operators.trends import latest, plots_of
 from holdfast_console.rendering import Html
 from holdfast_console.views import ViewResult, ViewTable, Visit
@@ -33,7 +37,7 @@ async def overview(visit: Visit) -> ViewResult:
     members = [] if isinstance(tree, Refusal) else tree.members
     answered = [member.process for member in members if member.process is not None]
     values = {
-        "conditions": [(process, condition) for process in answered for condition in process.conditions],
+        "conditions": _lasting(answered),
         "health": visit.call.deps.operating.readiness(),
         "tree": tree,
         "quarantined": None if isinstance(tree, Refusal) else count_quarantined(answered),
@@ -45,6 +49,32 @@ async def overview(visit: Visit) -> ViewResult:
         "plots": plots_of(processes, visit.call.deps.now()),
     }
     return Html("overview.html", values, is_live=True)
+
+
+class Lasting(NamedTuple):
+    """A condition, with the ``text`` of the process that has it for longest, and the ``processes`` that have it."""
+
+    name: str
+    subject: str
+    text: str
+    lasts_s: float
+    failures: int
+    processes: list[ProcessDescription]
+
+
+def _lasting(processes: list[ProcessDescription]) -> list[Lasting]:
+    """Return what lasts in any process, the longest first; requests are refused for one of the others."""
+    found: dict[tuple[str, str], list[tuple[LastingCondition, ProcessDescription]]] = {}
+    for process in processes:
+        for condition in process.conditions:
+            found.setdefault((condition.name, condition.subject), []).append((condition, process))
+    lasting: list[Lasting] = []
+    for (name, subject), each in found.items():
+        first = max((condition for condition, _ in each), key=lambda condition: condition.lasts_s)
+        failures = sum(condition.count for condition, _ in each)
+        where = [process for _, process in each]
+        lasting.append(Lasting(name, subject, first.text, first.lasts_s, failures, where))
+    return sorted(lasting, key=lambda each: (each.name == UNAVAILABLE.name, -each.lasts_s))
 
 
 def _far_ahead(costs: CostReport | Refusal) -> list[CostTable]:

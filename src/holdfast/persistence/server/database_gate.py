@@ -41,6 +41,7 @@ class DatabaseGate:
         self._doubted = trio.Event()
         self._trouble: Trouble | None = "away"
         self._stalled: str | None = None
+        self._fault_of_server: str | None = None
         self.is_open = False
         """Whether the database answered when it was last used or probed."""
         self.closings = 0
@@ -60,14 +61,21 @@ class DatabaseGate:
     def open(self) -> None:
         """Open the gate, unless the journal is stalled. Idempotent."""
         self._trouble = None
+        self._fault_of_server = None
         self._update()
+
+    def explain(self, fault: str) -> None:
+        """While it is closed, give as the reason why the server does not run, which no connection says."""
+        if not self.is_open:
+            self._fault_of_server = fault
+            self.close(fault)
 
     def close(self, reason: str, trouble: Trouble = "away", *, is_fault: bool = True) -> None:
         """Close the gate: refuse callers with ``reason``. Running reads are cancelled after :data:`GRACE_S`.
 
         It is no fault when this process ends.
         """
-        self.reason = reason
+        self.reason = reason = self._fault_of_server or reason
         self._trouble = trouble
         if is_fault:
             self.take_outcome(f"{trouble}: {_first_line(reason)}")

@@ -46,6 +46,8 @@ from holdfast.persistence.server.server_folders import (
 from holdfast.settings.checks import install_extra
 
 START_S = 60.0
+NO_START = r"(?:FATAL|PANIC):\s+(?!the database system is )(.+)"
+"""An error of the server's log, but no refusal of a connection for as long as it starts or stops."""
 DATABASE = "holdfast"
 PORT = 5432
 """The port is only part of the socket's file name."""
@@ -185,7 +187,7 @@ class EmbeddedPostgres:
             # A log that had grown long was put aside.
             written = (log[begun:] if len(log) >= begun else log)[-4096:].decode("utf-8", "replace")
             if time.monotonic() > deadline or "still in use" not in written:
-                errors = re.findall(r"(?:FATAL|PANIC):\s+(.+)", written) or written.splitlines() or ["it ended"]
+                errors = re.findall(NO_START, written) or written.splitlines() or ["it ended"]
                 raise EmbeddedFault(f"The embedded PostgreSQL did not start: {errors[-1]}; its log is {log_path}.")
             time.sleep(0.2)
         self._child, self._has_run = child, True

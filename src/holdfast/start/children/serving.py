@@ -16,7 +16,7 @@ from holdfast.settings.settings import SettingsFault, environment, load_settings
 from holdfast.sockets.listening import SlotSockets, Sockets, inherited_socket, url_of
 from holdfast.start.children.control import Control
 from holdfast.start.exit_codes import BAD_CONFIGURATION
-from holdfast.start.parent.child_process import COVER, REPORT, RETIRE, WorkerArguments
+from holdfast.start.parent.child_process import COVER, DATABASE, REPORT, RETIRE, WorkerArguments
 from holdfast.start.service import run_assembly, stop_in_order, within_open_files
 from holdfast.supervision.faults import NotRunning
 from holdfast.telemetry.logs import configure_logging
@@ -87,6 +87,8 @@ async def _follow_parent(assembly: Assembly, control: Control) -> None:
             elif command == RETIRE:
                 log.info("retiring")
                 nursery.start_soon(_retire, assembly)
+            elif command == DATABASE:
+                assembly.parts.database.gate.explain(rest)
             elif command == REPORT:
                 with suppress(msgspec.MsgspecError):  # of another release
                     assembly.parts.reporter.accept(msgspec.json.decode(rest, type=Report))

@@ -27,6 +27,8 @@ COVER: Final = "cover"
 """To a worker, followed by slots: accept on the sockets of these workers too, and of no others."""
 REPORT: Final = "report"
 """To a worker, followed by a report of the parent as JSON: store it."""
+DATABASE: Final = "database"
+"""To all workers, followed by why the embedded database does not start."""
 LINE_BYTES_MAX: Final = 4096
 """How much is read at a time; a line may be longer."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -39,7 +40,13 @@ from holdfast.sockets.closing import refuse_new_connections
 from holdfast.sockets.emulator_sockets import EmulatorSockets, open_emulator_sockets
 from holdfast.sockets.listening import Sockets, open_sockets, url_of
 from holdfast.start.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
-from holdfast.start.parent.child_process import ChildProcess, EmulatorsArguments, WorkerArguments, start_process
+from holdfast.start.parent.child_process import (
+    DATABASE,
+    ChildProcess,
+    EmulatorsArguments,
+    WorkerArguments,
+    start_process,
+)
 from holdfast.start.parent.process_slot import ProcessSlot, StartTime
 from holdfast.start.parent.workers import Workers
 from holdfast.supervision.faults import GaveUp, NotRunning
@@ -107,12 +114,13 @@ def _remove_abandoned(above: Path) -> None:
 class DatabaseServer:
     """Starts the server again whenever it has ended, at no cost in restarts: the workers wait for it meanwhile.
 
-    It does not stop the server, which must outlive the last worker.
+    ``tell`` sends them why it does not start. It does not stop the server, which must outlive the last worker.
     """
 
-    def __init__(self, embedded: EmbeddedPostgres, reporter: Reporter) -> None:
+    def __init__(self, embedded: EmbeddedPostgres, reporter: Reporter, tell: Callable[[str], None]) -> None:
         self._embedded = embedded
         self._reporter = reporter
+        self._tell = tell
         self._scope = trio.CancelScope()
         self._limiter = trio.CapacityLimiter(2)
 
@@ -135,14 +143,18 @@ class DatabaseServer:
         self._reporter.report(Report(kind=kind, path="processes/database", reason=reason, duration_s=duration_s))
 
     async def _start_again(self) -> None:
-        pause_s = DATABASE_RETRY_FIRST_S
+        pause_s, reported = DATABASE_RETRY_FIRST_S, ""
         while True:
             try:
                 await trio.to_thread.run_sync(self._embedded.start, limiter=self._limiter)
             except EmbeddedFault as fault:
-                if pause_s == DATABASE_RETRY_FIRST_S:
+                # The same one may name another process or file at each try.
+                without_numbers = re.sub(r"\d+", "", str(fault))
+                if without_numbers != reported:
                     self._report("outage", str(fault))
-                log.error("the embedded database does not start", reason=str(fault))
+                    reported = without_numbers
+                log.error("the embedded database does not start")
+                self._tell(" ".join([DATABASE, *str(fault).split()]))
                 await trio.sleep(pause_s)
                 pause_s = min(pause_s * 2, DATABASE_RETRY_LAST_S)
             else:
@@ -223,7 +235,8 @@ class Parent:
             slot = partial(ProcessSlot, start, StartTime(), may_finish=True)
             specs.insert(0, ChildSpec("emulators", slot, restart="transient", shutdown_s=shutdown_s))
         if embedded is not None:
-            specs.insert(0, ChildSpec("database", partial(DatabaseServer, embedded, reporter)))
+            server = partial(DatabaseServer, embedded, reporter, self._workers.tell_all)
+            specs.insert(0, ChildSpec("database", server))
         self._tree = Supervisor(
             "processes",
             specs,

@@ -87,6 +87,12 @@ class Workers:
         for slot in self._slots.values():
             slot.send_signal(number)
 
+    def tell_all(self, line: str) -> None:
+        """Send a line to every worker that serves, as far as it is taken."""
+        for slot in self._slots.values():
+            if slot.is_ready:
+                slot.tell(line)
+
     async def stop_all(self) -> None:
         """Stop all workers together; a supervisor would stop one after the other."""
         for slot in self._slots.values():

@@ -50,7 +50,8 @@ class Condition(NamedTuple):
 
     ``path`` is the part of the tree that notices it; without one, its subject is the path. It begins with the
     failure number ``failures_min`` in a row. It ends with a success, or after ``quiet_s`` without a failure, which
-    is ``over``, too, unless ``quiet`` says it in other words.
+    is ``over``, too, unless ``quiet`` says it in other words. One that begins again within ``steady_s`` after its
+    end does not end before as long after a success.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Condition(NamedTuple):
     failures_min: int = 1
     quiet_s: float | None = None
     quiet: str | None = None
+    steady_s: float = 0.0
 
 
 _HTTP: Final = "holdfast/http"
@@ -68,7 +70,10 @@ _WATCH: Final = "holdfast/workers/provider-watch"
 _HOSTING: Final = "holdfast/workers/hosting"
 _OUTBOX: Final = "holdfast/workers/outbox"
 _STORED: Final = "results are stored and read"
-DATABASE: Final = Condition("database", "outage", "holdfast/database", "the database is", "the database answers")
+DATABASE: Final = Condition(
+    "database", "outage", "holdfast/database", "the database is", "the database answers", steady_s=10
+)
+"""On a full disk reads succeed, and writes do not."""
 PROVIDER: Final = Condition("provider", "outage", _WATCH, "the provider is", "the provider is up")
 CARD: Final = Condition("card", "outage", _HTTP, "the card provider fails", "the card provider answers")
 TOP_UPS: Final = Condition(
@@ -136,6 +141,8 @@ class _Lasting:
     last_s: float = 0.0
     reason: str = ""
     has_begun: bool = False
+    has_recurred: bool = False
+    succeeded_s: float | None = None
     reported_s: float = 0.0
     pause_s: float = FIRST_COUNT_S
 
@@ -171,6 +178,7 @@ class Conditions:
         self._reporter = reporter
         self._clock = clock
         self._lasting: dict[Condition, dict[str, _Lasting]] = {}
+        self._ended_s: dict[Condition, float] = {}
 
     def outcomes_of(self, condition: Condition, subject: str = "", *, provider: str | None = None) -> TakeOutcome:
         """Return the function that takes the outcomes of calls for one subject."""
@@ -204,8 +212,9 @@ class Conditions:
         found = subjects.get(subject)
         if found is None:
             found = subjects[subject] = _Lasting(condition, subject, provider, now_s)
+            found.has_recurred = now_s - self._ended_s.get(condition, -math.inf) < condition.steady_s
         state_before, found.reason = found.state, reason
-        found.count, found.last_s = found.count + 1, now_s
+        found.count, found.last_s, found.succeeded_s = found.count + 1, now_s, None
         _add(found.accounts, account_id)
         _add(found.events, event_id)
         if found.has_begun:
@@ -218,9 +227,12 @@ class Conditions:
 
     def ended(self, condition: Condition, subject: str = "") -> None:
         """End the condition of a subject, if it has begun."""
-        found = self._lasting.get(condition, {}).pop(subject, None)
-        if found is not None:
-            self._end(found, self._clock(), condition.over)
+        subjects = self._lasting.get(condition, {})
+        found = subjects.get(subject)
+        if found is not None and not found.has_recurred:
+            self._end(subjects.pop(subject), self._clock(), condition.over)
+        elif found is not None and found.succeeded_s is None:
+            found.succeeded_s = self._clock()
 
     def forget(self, condition: Condition, subject: str) -> None:
         """End the condition of a subject that is gone, without a report."""
@@ -249,7 +261,9 @@ class Conditions:
             quiet_s = condition.quiet_s or math.inf
             for found in list(subjects.values()):
                 since_last_s = now_s - found.last_s
-                if since_last_s >= quiet_s:
+                if found.succeeded_s is not None and now_s - found.succeeded_s >= condition.steady_s:
+                    self._end(subjects.pop(found.subject), found.succeeded_s, condition.over)
+                elif since_last_s >= quiet_s:
                     self._end(subjects.pop(found.subject), found.last_s, condition.quiet or condition.over)
                 # One that ends by itself, and is about to, is not reported again.
                 elif found.has_begun and now_s - found.reported_s >= found.pause_s and since_last_s < quiet_s / 2:
@@ -267,6 +281,7 @@ class Conditions:
 
     def _end(self, found: _Lasting, until_s: float, reason: str) -> None:
         if found.has_begun:
+            self._ended_s[found.condition] = self._clock()
             self._report(found, reason, lasted_s=until_s - found.since_s, kind="recovery")
 
     def _report(
