@@ -75,8 +75,10 @@ class Api(Stage):
         self, account_id: str, key_id: str, *, scopes: tuple[str, ...] = (TASKS_READ, TASKS_WRITE), **columns: Any
     ) -> MintedKey:
         minted = mint_api_key(account_id, live=False)
-        key = ApiKeyRecord(account_id, key_id, minted.prefix, KeyTerms("a key", scopes), NOW)._asdict()
-        values = key | msgspec.structs.asdict(key.pop("terms")) | columns
+        terms = KeyTerms("a key", scopes)
+        key = msgspec.structs.asdict(ApiKeyRecord(account_id, key_id, minted.prefix, terms, NOW))
+        del key["terms"]
+        values = key | msgspec.structs.asdict(terms) | columns
         await self.write(tables.api_keys.insert().values(secret_sha256=minted.sha256, **values))
         return minted
 

@@ -149,11 +149,11 @@ class AccountKeys:
             self.makers[key_id] = makers
             made = taken
         at, limit = self._now(), command.limit
-        key = ApiKeyRecord(self._units.state.account_id, key_id, command.prefix, command.terms, created_at=at)
-        key = key._replace(more_limits=command.more_limits)
+        about = (self._units.state.account_id, key_id, command.prefix, command.terms)
+        key = ApiKeyRecord(*about, created_at=at, more_limits=command.more_limits)
         if limit is not None:
-            start = window_start(limit.window, at)
-            key = key._replace(limit_micro=limit.credits_micro, limit_window=limit.window, window_start=start)
+            start, micro = window_start(limit.window, at), limit.credits_micro
+            key = msgspec.structs.replace(key, limit_micro=micro, limit_window=limit.window, window_start=start)
         for each in _limits_of(command):
             spending = Spending(key_id, each.window, each.credits_micro, starts_at=window_start(each.window, at))
             spending.models, spending.is_in_row = each.models, each is limit

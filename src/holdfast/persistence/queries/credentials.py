@@ -34,7 +34,7 @@ class SessionRecord(NamedTuple):
 
 _limits = msgspec.json.Decoder(tuple[Limit, ...])
 _TERMS = KeyTerms.__struct_fields__
-_COLUMNS = (*(name for name in ApiKeyRecord._fields if name != "terms"), *_TERMS)
+_COLUMNS = (*(name for name in ApiKeyRecord.__struct_fields__ if name != "terms"), *_TERMS)
 _KEY = selected(api_keys, _COLUMNS)
 _HASHES = one_of("sha256s", LargeBinary())
 _BY_SECRET = RepeatedQuery(

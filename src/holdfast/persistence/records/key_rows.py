@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import NamedTuple
+
+import msgspec
 
 from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.credit.limits import BEGINNING, Limit
@@ -11,7 +12,7 @@ from holdfast.ledger.public_types import LimitWindow
 from holdfast.persistence.records.rows import JournaledRow
 
 
-class ApiKeyRecord(NamedTuple):
+class ApiKeyRecord(msgspec.Struct, frozen=True):
     """An API key without its secret; it may be revoked.
 
     ``captured_micro`` was captured of the holds of the limit's window from ``window_start``, not of the others.
