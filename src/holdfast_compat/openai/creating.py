@@ -58,7 +58,7 @@ HELD_ERRORS: Final = (
 TASK_ID: Final = "X-Task-Id"
 """The header that names the task in a response."""
 
-Unanswered: TypeAlias = Refusal | BodyResponse
+NoResult: TypeAlias = Refusal | BodyResponse
 """Why there is no result."""
 
 _OUTCOME_UNKNOWN: Final = Refusal(
@@ -113,7 +113,7 @@ async def accept(call: Call, model_id: str, makes: Modality, fields: Mapping[str
     return as_sent(created, sent_as) if isinstance(created, Refusal) else created
 
 
-async def finish(call: Call, model_id: str, makes: Modality, fields: Mapping[str, object]) -> Task | Unanswered:
+async def finish(call: Call, model_id: str, makes: Modality, fields: Mapping[str, object]) -> Task | NoResult:
     """Create the task as :func:`accept` does, and return it once it has succeeded.
 
     If it still runs after a time the refusal asks the client to send the request again, which joins the task. A
@@ -165,7 +165,7 @@ def delivered(call: Call, outcome: Outcome) -> Outcome:
     return _OUTCOME_UNKNOWN if isinstance(outcome, Refusal) and _attempt(call) is None else outcome
 
 
-def _result(task: Task, *, is_resent: bool) -> Task | Unanswered:
+def _result(task: Task, *, is_resent: bool) -> Task | NoResult:
     if task.status == "succeeded":
         return task
     headers = task_headers(task.request_id)
