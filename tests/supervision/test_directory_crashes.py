@@ -385,3 +385,24 @@ async def test_a_crash_that_pauses_the_group_is_described_once(
         assert directory.pause_reason == paused.reason == crash.reason
         assert (paused.reason_type, paused.location) == (crash.reason_type, crash.location)
         assert len(described) == 1
+
+
+async def test_a_probe_that_keeps_failing_is_reported_once(autojump_clock: MockClock) -> None:
+    harness = Harness(limits=KeyedLimits(group_crashes=0, probe_backoff=Backoff(2, 2, jitter=0)))
+    tries = 0
+
+    async def probe() -> bool:
+        nonlocal tries
+        tries += 1
+        if tries < 50:
+            raise DatabaseAway(f"no answer to probe {tries}")
+        return True
+
+    harness.directory.probe = probe
+    async with harness.running() as directory:
+        assert isinstance(await outcome(lambda: harness.ask("a", Break())), Crashed)
+        await trio.sleep(101)
+        assert directory.is_ready
+        paused, failing = harness.reports("pause")
+        assert (paused.reason_type, failing.reason_type) == ("ValueError", "DatabaseAway")
+        assert len(harness.reports("resume")) == 1

@@ -215,10 +215,11 @@ class KeyedGroup:
             self.more_crashes = 0
             self._crash_reason = cause.reason
             self.nursery.start_soon(self._probe_until_ok, self._pause_over)
-            self._report_probe(cause, self._crashes.count(trio.current_time()))
+            self._report_pause(cause, self._crashes.count(trio.current_time()))
 
     async def _probe_until_ok(self, over: trio.Event) -> None:
         tries = 0
+        reported = set[str]()
         while True:
             tries += 1
             await trio.sleep(self.limits.probe_backoff.delay(tries, self.rng))
@@ -226,7 +227,11 @@ class KeyedGroup:
                 if await self.probe():
                     break
             except Exception as exc:
-                self._report_probe(describe(exc))
+                cause = describe(exc)
+                if cause.reason_type not in reported:
+                    # What keeps the group paused may last for hours.
+                    reported.add(cause.reason_type)
+                    self._report_pause(cause)
         if self._pause_over is over and self.operators_reason is None:
             self._crashes.clear()
             self.end_pause()
@@ -234,7 +239,7 @@ class KeyedGroup:
             reason = f"{counted(more, 'more actor')} had crashed meanwhile" if more else None
             self.reporter.report(Report(kind="resume", path=self.path, reason=reason, count=more or None))
 
-    def _report_probe(self, cause: Cause, crashes: int | None = None) -> None:
+    def _report_pause(self, cause: Cause, crashes: int | None = None) -> None:
         """Report why the group is paused, at first with the number of crashes."""
         self.reporter.report(
             Report(
