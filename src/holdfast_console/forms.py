@@ -61,7 +61,7 @@ def _encode(message: Message) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode(cut)).rstrip(b"=").decode()
 
 
-class FormAttempt(msgspec.Struct, frozen=True):
+class SentForm(msgspec.Struct, frozen=True):
     """A form that was sent to ``action`` and not done, and why; ``param`` names the field that is wrong."""
 
     action: str

@@ -19,7 +19,7 @@ from holdfast.ledger.public_types import noun
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.values import format_amount
 from holdfast_console import formats
-from holdfast_console.forms import FormAttempt, Message
+from holdfast_console.forms import Message, SentForm
 
 CONTENT_TYPES: Final = {
     "css": "text/css; charset=utf-8",
@@ -123,7 +123,7 @@ class Again:
     """The page at ``address``, with a form of it as it was filled in, and why it was not done."""
 
     address: str
-    attempt: FormAttempt
+    sent_form: SentForm
     status: int = 200
     headers: Headers = ()
 

@@ -21,7 +21,7 @@ from holdfast.http.kit.requests import HoldfastRequest, current_request_id
 from holdfast.http.kit.routes import EVENT_STREAM
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.values import format_time, utc_now
-from holdfast_console.forms import MESSAGE_COOKIE, FormAttempt, message_cookie, read_message
+from holdfast_console.forms import MESSAGE_COOKIE, SentForm, message_cookie, read_message
 from holdfast_console.rendering import HEADERS, Again, Html, Redirect, html_response
 from holdfast_console.sites import Site, again_of
 from holdfast_console.views import PageCall, View, ViewHandler, ViewResult, Visit
@@ -80,8 +80,8 @@ async def _respond(site: Site, visit: Visit, result: ViewResult) -> Response:
             response = _redirect(path)
             if message is not None:
                 headers = (*headers, ("Set-Cookie", message_cookie(message, site.root)))
-        case Again(address, attempt, status, headers):
-            response = await _page(site, visit, await _page_again(site, visit, address, attempt, status))
+        case Again(address, sent_form, status, headers):
+            response = await _page(site, visit, await _page_again(site, visit, address, sent_form, status))
         case Refusal():
             return await _respond(site, visit, again_of(site, visit, result) or _error(result))
         case Html(headers=headers):
@@ -91,15 +91,15 @@ async def _respond(site: Site, visit: Visit, result: ViewResult) -> Response:
     return response
 
 
-async def _page_again(site: Site, visit: Visit, address: str, attempt: FormAttempt, status: int) -> Html:
-    """Return a page of the site with a form on it that was attempted."""
+async def _page_again(site: Site, visit: Visit, address: str, sent_form: SentForm, status: int) -> Html:
+    """Return a page of the site with a form on it that was sent and not done."""
     page = site.page_at(address)
     assert page is not None, "only pages that exist are shown again"
-    visit.call.turn_to(address, page.path, attempt)
+    visit.call.turn_to(address, page.path, sent_form)
     shown = await _result_of(page.handler, visit)
     if isinstance(shown, Html):
         return replace(shown, status=status)
-    return _error(shown if isinstance(shown, Refusal) else Refusal(code="route_not_found", message=attempt.text))
+    return _error(shown if isinstance(shown, Refusal) else Refusal(code="route_not_found", message=sent_form.text))
 
 
 async def _page(site: Site, visit: Visit, page: Html) -> Response:
@@ -107,7 +107,7 @@ async def _page(site: Site, visit: Visit, page: Html) -> Response:
     now = call.deps.now()
     message = read_message(call.request.cookies.get(MESSAGE_COOKIE))
     frame = await site.frame(visit) if call.is_identified else {}
-    values = {"here": call.address, "message": message, "attempt": call.attempt, **frame}
+    values = {"here": call.address, "message": message, "sent_form": call.sent_form, **frame}
     live = {"live-s": page.live_s} if page.live_s else values.get("live", {}) if page.is_live else {}
     response = html_response(
         site.templates,

@@ -13,7 +13,7 @@ from jinja2 import Environment
 from holdfast.http.kit.errors import row_of
 from holdfast.http.kit.extensions import modules_below
 from holdfast.ledger.refusals import Refusal
-from holdfast_console.forms import FormAttempt
+from holdfast_console.forms import SentForm
 from holdfast_console.rendering import Again, environment
 from holdfast_console.views import PageCall, View, ViewHandler, ViewResult, ViewTable, Visit
 
@@ -73,7 +73,7 @@ class Site(ABC):
 def again_of(site: Site, visit: Visit, refusal: Refusal) -> Again | None:
     """Return the page that a refused form is on, filled in as it was; None if that is no page of the site."""
     address = visit.return_to
-    if visit.call.request.method != "POST" or site.page_at(address) is None or visit.call.attempt is not None:
+    if visit.call.request.method != "POST" or site.page_at(address) is None or visit.call.sent_form is not None:
         return None
-    attempt = FormAttempt(visit.call.request.path, visit.form, refusal.message, refusal.param, refusal.code)
-    return Again(address, attempt, row_of(refusal.code).status)
+    sent_form = SentForm(visit.call.request.path, visit.form, refusal.message, refusal.param, refusal.code)
+    return Again(address, sent_form, row_of(refusal.code).status)

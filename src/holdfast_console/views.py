@@ -33,8 +33,8 @@ from holdfast_console.forms import (
     FORM_BYTES_MAX,
     IDEMPOTENCY_FIELD,
     RETURN_FIELD,
-    FormAttempt,
     Message,
+    SentForm,
     body_of_form,
     parse_file_form,
     parse_form,
@@ -64,17 +64,17 @@ class PageCall(Call):
     """The request of a page.
 
     ``form`` has the fields of a form that was sent. ``address`` is that of the page to show, with its query
-    ``args``: the request's own, or of the page with the form that was attempted. ``token`` is the session's.
+    ``args``: the request's own, or of the page with the form that was not done. ``token`` is the session's.
     """
 
-    __slots__ = ("address", "args", "attempt", "form", "token")
+    __slots__ = ("address", "args", "form", "sent_form", "token")
 
     def __init__(self, deps: Dependencies, view: View, request: HoldfastRequest, path: dict[str, str]) -> None:
         super().__init__(deps, view, request, path)
         self.form: Mapping[str, str] = {}
         self.address = request.full_path.rstrip("?")
         self.args = request.args.to_dict()
-        self.attempt: FormAttempt | None = None
+        self.sent_form: SentForm | None = None
         self.token = ""
 
     @property
@@ -122,9 +122,9 @@ class PageCall(Call):
         self.form = form
         return None
 
-    def turn_to(self, address: str, path: Mapping[str, str], attempt: FormAttempt) -> None:
-        """Show the page at an address instead, with a form that was attempted on it."""
-        self.address, self.path, self.attempt = address, {**path}, attempt
+    def turn_to(self, address: str, path: Mapping[str, str], sent_form: SentForm) -> None:
+        """Show the page at an address instead, with a form on it that was sent and not done."""
+        self.address, self.path, self.sent_form = address, {**path}, sent_form
         self.args = dict(parse_qsl(urlsplit(address).query))
 
     def csrf_token(self) -> str | None:

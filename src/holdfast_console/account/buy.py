@@ -76,7 +76,7 @@ def card_form_of(visit: Visit) -> CardPayments | None:
 async def buy(visit: Visit) -> ViewResult:
     """Everything about buying credit."""
     call, settings = visit.call, visit.call.deps.settings
-    now, attempt = call.deps.now(), call.attempt
+    now, sent = call.deps.now(), call.sent_form
     account = await visit.read(read_account, AccountBody)
     cards = await visit.read(list_cards, CardList)
     top_up = await visit.read(read_auto_top_up, AutoTopUpBody)
@@ -94,7 +94,7 @@ async def buy(visit: Visit) -> ViewResult:
         "amount_min": format_amount(CARD_MIN_MICRO),
         "amount_max": format_amount(settings.order_max_micro),
         # An order that the provider does not know yet is gone on with.
-        "kept_key": call.form.get(IDEMPOTENCY_FIELD, "") if attempt and attempt.code in PROVIDER_AWAY else "",
+        "kept_key": call.form.get(IDEMPOTENCY_FIELD, "") if sent and sent.code in PROVIDER_AWAY else "",
         "credit_days": settings.paid_credit_days,
         "has_sandbox": settings.sandbox_enabled,
         "cards": cards,

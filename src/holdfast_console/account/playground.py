@@ -43,10 +43,10 @@ async def playground(visit: Visit) -> ViewResult:
         each._replace(default=link) if link and each.name == f"{PREFIX}{name}" else each
         for each in fields_of(model.input_schema, model.example_input)
     ]
-    attempt = visit.call.attempt
-    filled_in = {each.name: each.default for each in fields if each.default} if attempt is None else attempt.fields
+    sent = visit.call.sent_form
+    filled_in = {each.name: each.default for each in fields if each.default} if sent is None else sent.fields
     priced = await _priced(visit, model, input_of(model.input_schema, filled_in))
-    return Html("model.html", {"model": model, "fields": fields, "is_new": attempt is None, **priced})
+    return Html("model.html", {"model": model, "fields": fields, "is_new": sent is None, **priced})
 
 
 @view(f"{PLAYGROUND}/price", method="POST", form_bytes_max=FORM_BYTES_MAX)

@@ -13,7 +13,7 @@ from holdfast.http.kit.session_cookies import SessionCookie
 from holdfast.http.schemas.common import CodeSent, SignedOutBody, Verified
 from holdfast.ledger.refusals import Refusal
 from holdfast_console.formats import code_digits, duration_text
-from holdfast_console.forms import FORM_BYTES_MAX, RETURN_FIELD, FormAttempt, Message, local_path
+from holdfast_console.forms import FORM_BYTES_MAX, RETURN_FIELD, Message, SentForm, local_path
 from holdfast_console.rendering import Again, Html, Redirect, static_response
 from holdfast_console.views import ViewResult, ViewTable, Visit
 
@@ -113,8 +113,8 @@ async def take_sign_in(visit: Visit) -> ViewResult:
         return Redirect(return_to, message, headers=headers)
     await call.identify_session(begun.session.token)
     text = f"{KEPT_ACCOUNT} {SIGNED_IN_AGAIN}" if begun.account_kept else SIGNED_IN_AGAIN
-    attempt = FormAttempt(form.get(KEPT_ACTION, ""), kept, text)
-    return Again(return_to, attempt, headers=headers)
+    sent_form = SentForm(form.get(KEPT_ACTION, ""), kept, text)
+    return Again(return_to, sent_form, headers=headers)
 
 
 @view(f"{ROOT}/sign-out", method="POST", auth=Auth.SESSION)

@@ -38,7 +38,7 @@ const sameNode = (old, fresh) =>
   old.nodeType === fresh.nodeType && old.nodeName === fresh.nodeName && (old.id || "") === (fresh.id || "");
 
 const isInUse = (element) =>
-  element.hasAttribute("data-own") || element.hasAttribute("data-attempted") ||
+  element.hasAttribute("data-own") || element.hasAttribute("data-sent") ||
   (element.hasAttribute("data-keep") && (element.open || element.contains(document.activeElement)));
 
 const morph = (old, fresh) => {
