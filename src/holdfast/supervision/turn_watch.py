@@ -74,9 +74,9 @@ class TurnWatch:
         found: dict[_Turn, KeyedChild | Pass] = {**dict(self._long_turns(now)), **dict(self._long_passes(now))}
         for turn in self._reported - found.keys():
             self._report(turn, now, "recovery", f"{turn.what} has ended")
-        for turn, where in found.items():
+        for turn, each in found.items():
             if turn not in self._reported:
-                self._report_stuck(turn, where, now)
+                self._report_stuck(turn, each, now)
         self._reported = set(found)
 
     def _long_turns(self, now: float) -> Iterator[tuple[_Turn, KeyedChild]]:
