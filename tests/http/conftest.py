@@ -89,6 +89,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
     mailer, store = FakeMailer(), LocalStore(tmp_path / "files")
     reporter = Reporter()
     reporter.listen(reports.append)
+    access = Access(lookups=GroupedLookups(NoRows().read))
     deps = Dependencies(
         settings=settings,
         database=NoRows(),
@@ -105,7 +106,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         now=lambda: NOW,
         wall=lambda: NOW,
         conditions=Conditions(Reporter()),
-        access=Access(lookups=GroupedLookups(NoRows().read)),
+        access=access,
         following=Following(
             changes=Changes(),
             waiting=WaitingCalls(per_account_max=500, all_max=2048),
@@ -121,7 +122,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
             overrides=Overrides(NoRows().overrides, lambda: NOW),
             readiness=lambda: READY,
             metrics_text=render_metrics,
-            controls=FakeControls(),
+            controls=FakeControls(end_session=lambda mac: access.seen_sessions.end(mac, NOW)),
             poison=FakePoison(),
             provider_checks=FakeProviderChecks(),
         ),

@@ -20,7 +20,7 @@ from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.queries.events import EventAddress
 from holdfast.providers.mail import Alert, CodeUse, MailFault
 from holdfast.providers.media.provider_check import CheckStep
-from holdfast.supervision.control.messages import MemberView
+from holdfast.supervision.control.messages import EndSession, MemberView, SessionEnded
 from holdfast.supervision.poison_replays import NOT_FOUND, PoisonReplays
 
 from .identities import NOW
@@ -132,6 +132,7 @@ class FakeControls:
     asked: list[tuple[str, Command[Any]]] = field(default_factory=list)
     answer: Callable[[Command[Any]], Any] = lambda _command: Refusal(code="actor_not_found", message="Not here.")
     others: tuple[MemberView, ...] = ()
+    end_session: Callable[[bytes], None] = lambda _mac: None
 
     def members(self) -> list[MemberView]:
         this = MemberView(member_id=self.me, is_this=True, state="ready", unreachable_for_s=None)
@@ -141,5 +142,8 @@ class FakeControls:
         return self.me
 
     async def ask(self, member_id: str, command: Command[R], *, deadline_s: float) -> R | Refusal:
+        if isinstance(command, EndSession):
+            self.end_session(command.cookie_mac)
+            return cast("R", SessionEnded(member_id))
         self.asked.append((member_id, command))
         return cast("R | Refusal", self.answer(command))

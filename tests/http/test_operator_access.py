@@ -11,7 +11,7 @@ import httpx2
 import pytest
 import trio
 from sqlalchemy import Connection, select
-from tests.clients import refused
+from tests.clients import ok, refused
 from trio.testing import MockClock
 
 from holdfast.actors.account.messages import SignOut
@@ -513,6 +513,20 @@ async def test_who_signs_out_while_the_database_is_away_stays_signed_out(api: Ap
     left = await api.call("DELETE", path, headers={**cookie, **HOST, "X-CSRF-Token": csrf_token})
     assert (left.status_code, left.json()) == (200, {"signed_out": True})
     assert "Max-Age=0" in left.headers["Set-Cookie"]
+    refused(await api.call("GET", path, headers=cookie), 401, "invalid_session")
+
+
+async def test_a_stored_session_cannot_end_while_the_database_is_away_but_is_refused(api: Api) -> None:
+    async def away(_change: object) -> None:
+        raise DatabaseAway("gone", retry_after_s=1.0)
+
+    path = "/ops/api/session"
+    cookie, csrf_token = await sign_in(api)
+    ok(await api.call("GET", path, headers=cookie))
+    api.change(database=AwayRows(), write_record=away)
+    ok(await api.call("GET", path, headers=cookie))
+    left = await api.call("DELETE", path, headers={**cookie, **HOST, "X-CSRF-Token": csrf_token})
+    refused(left, 503, "temporarily_unavailable")
     refused(await api.call("GET", path, headers=cookie), 401, "invalid_session")
 
 

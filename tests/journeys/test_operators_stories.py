@@ -1,4 +1,4 @@
-"""What a new operator reads in a full disk and in a part that gives up: the first page, the reports, the log."""
+"""What an operator reads in a full disk and when a part gives up, and who is signed out in an outage."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import psycopg
 import pytest
 import trio
 from sqlalchemy import text
-from tests.clients import Customer, until
+from tests.clients import Customer, loopback_client, refused, until
 from torture.database_faults import fill
 
 from holdfast.persistence.server.connections import connected
+from holdfast.persistence.server.embedded import EmbeddedPostgres
 
 from .conftest import NewCustomer, NewService
 from .operator_client import Operator
-from .service_process import Service
+from .service_process import OPERATOR_TOKEN, SERVER_KEY, Service, start_together
 
 pytestmark = pytest.mark.slow
 
@@ -173,3 +175,37 @@ async def test_a_part_that_gives_up_says_why_at_each_step_and_on_the_first_page(
     await until(is_ready, within_s=60)
     await operator.http.aclose()
     assert await trio.to_thread.run_sync(service.stop) == 0
+
+
+async def test_who_signs_out_in_an_outage_is_signed_out_everywhere(
+    new_service: NewService, postgres: EmbeddedPostgres
+) -> None:
+    settings = {"DATABASE_URL": postgres.url, "SERVER_KEY": SERVER_KEY, "OPERATOR_TOKEN": OPERATOR_TOKEN}
+    services = [new_service(**settings) for _ in range(2)]
+    await trio.to_thread.run_sync(start_together, services)
+
+    async def are_members() -> bool:
+        return [service.metric("holdfast_members") for service in services] == [2.0, 2.0]
+
+    await until(are_members)
+    await trio.to_thread.run_sync(postgres.stop)
+    path, browser = "/ops/api/session", {"Sec-Fetch-Site": "same-origin"}
+    async with (
+        loopback_client(base_url=services[0].url, timeout=60, headers=browser) as one,
+        loopback_client(base_url=services[1].url, timeout=60, headers=browser) as other,
+    ):
+
+        async def signed_in() -> httpx2.Response | None:
+            """Sign in with a cookie that proves itself, once the process knows that the database is away."""
+            found = await one.post(path, json={"token": OPERATOR_TOKEN})
+            return found if "." in found.headers.get("set-cookie", "").partition(";")[0] else None
+
+        begun = await until(signed_in)
+        cookie = {"Cookie": begun.headers["set-cookie"].partition(";")[0]}
+        assert (await other.get(path, headers=cookie)).status_code == 200
+        left = await one.delete(path, headers={**cookie, "X-CSRF-Token": begun.json()["csrf_token"]})
+        assert left.json() == {"signed_out": True}
+        for each in (one, other):
+            refused(await each.get(path, headers=cookie), 401, "invalid_session")
+    await trio.to_thread.run_sync(postgres.start)
+    assert [await trio.to_thread.run_sync(service.stop) for service in services] == [0, 0]

@@ -123,7 +123,7 @@ def _dependencies(
         now=now,
         cells=parts.cells,
         conditions=parts.conditions,
-        access=Access(lookups=GroupedLookups(database.read)),
+        access=Access(lookups=GroupedLookups(database.read), seen_sessions=parts.seen_sessions),
         following=Following(
             changes=parts.changes,
             waiting=WaitingCalls(per_account_max=settings.waiting_per_account_max, all_max=settings.waiting_max),

@@ -75,6 +75,7 @@ def control_child(
             provider_states=parts.registry.provider_states,
             samples=parts.samples,
             overrides=parts.overrides,
+            end_session=lambda mac: parts.seen_sessions.end(mac, parts.now()),
             drain=partial(signal.raise_signal, signal.SIGTERM),
         )
         return ControlActor(ref, process)

@@ -15,6 +15,7 @@ from holdfast.actors.workers.poison_writer import MESSAGES_MAX, PoisonedMessage
 from holdfast.actors.workers.provider_calls import SubmitKey
 from holdfast.actors.workers.report_writer import REPORTS_MAX
 from holdfast.cluster.members import Members
+from holdfast.http.kit.operators import SeenSessions
 from holdfast.ledger.cells import Cells
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.values import Now
@@ -94,6 +95,7 @@ class Parts:
     dead_letters: DeadLetters
     refused: RefusedRequests
     poison: NewestQueue[PoisonedMessage]
+    seen_sessions: SeenSessions = field(default_factory=SeenSessions)
     refs: WorkerRefs = field(default_factory=WorkerRefs)
     submits: set[SubmitKey] = field(default_factory=set)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -164,17 +165,17 @@ async def sign_in_by_token(deps: Dependencies, token: str, origin: str) -> tuple
         return new_unstored_session(deps.now(), deps.settings)
 
 
-async def end_session(deps: Dependencies, cookie: str) -> None:
-    """End the session of a cookie, which this process refuses from now on.
+async def end_session(deps: Dependencies, cookie: str, tell_all: Callable[[bytes], Awaitable[object]]) -> None:
+    """End the session of a cookie; ``tell_all`` tells all processes, which may have found it valid lately.
 
-    Raises :class:`DatabaseAway` if it has to be ended in the database.
+    Raises :class:`DatabaseAway` if it has to be ended in the database: once that is back, the session is valid.
     """
-    mac, ended = cookie_mac(cookie, deps.settings), _ended_unstored(deps, cookie)
-    deps.access.seen_sessions.note(mac, ended, deps.now())
+    mac = cookie_mac(cookie, deps.settings)
+    await tell_all(mac)
     try:
         await deps.write_record(partial(records.end_session, cookie_mac=mac, at=deps.now()))
     except DatabaseAway:
-        if ended is None:
+        if unstored_session(cookie, deps.settings) is None:
             raise
 
 

@@ -122,6 +122,10 @@ class SeenSessions:
             if len(self._seen) > self._entries_max:
                 self._seen.popitem(last=False)
 
+    def end(self, mac: bytes, now: datetime) -> None:
+        """Refuse a session from now on, also one that is not known here."""
+        self.note(mac, OperatorSession(mac, "", "", now, now, ended_at=now), now)
+
     def get(self, mac: bytes, now: datetime) -> OperatorSession | None:
         """Return a session that was confirmed lately."""
         session, at = self._seen.get(mac, (None, now))

@@ -37,6 +37,7 @@ from holdfast.supervision.control.messages import (
     DescribeProcess,
     Draining,
     DrainProcess,
+    EndSession,
     LevelList,
     LineList,
     ListDeadLetters,
@@ -57,6 +58,7 @@ from holdfast.supervision.control.messages import (
     RereadOverrides,
     RestartChild,
     SampleList,
+    SessionEnded,
     SlowTurnList,
     StartChild,
     StopChild,
@@ -102,6 +104,7 @@ class ControlledProcess:
     provider_states: Callable[[], Mapping[str, ProviderState]]
     samples: SampleRing
     overrides: Overrides
+    end_session: Callable[[bytes], None]
     drain: Callable[[], None]
 
 
@@ -173,6 +176,9 @@ class ControlActor(Worker):
                 with suppress(DatabaseAway):
                     await self._process.overrides.reread()
                 return OverridesKnown(self._process.overrides.seen)
+            case EndSession():
+                self._process.end_session(message.cookie_mac)
+                return SessionEnded(self._process.identity.member_id)
             case DrainProcess():
                 log.warning("draining for an operator", reason=message.reason)
                 self._process.drain()

@@ -208,6 +208,12 @@ class OverridesKnown(msgspec.Struct, frozen=True):
     seen: int
 
 
+class SessionEnded(msgspec.Struct, frozen=True):
+    """The process accepts the session no longer."""
+
+    member_id: MemberId
+
+
 class Draining(msgspec.Struct, frozen=True):
     """The process stops in order: it finishes what it has accepted, and then ends."""
 
@@ -385,6 +391,13 @@ class RereadOverrides(Command["OverridesKnown"], frozen=True):
     is_idempotent: ClassVar[bool] = True
 
 
+class EndSession(Command["SessionEnded"], frozen=True):
+    """Accept an operator's session no longer, given the MAC of its cookie, also while the database is away."""
+
+    is_idempotent: ClassVar[bool] = True
+    cookie_mac: bytes
+
+
 class DrainProcess(Command["Draining"], frozen=True):
     """Stop the process in order, as at SIGTERM."""
 
@@ -406,4 +419,5 @@ ProcessQuery: TypeAlias = (
     | ReadSamples
     | ReadCosts
 )
-ControlCommand: TypeAlias = ProcessQuery | RaiseLevel | RereadOverrides | DrainProcess | ChildAction | GroupCommand
+ProcessAction: TypeAlias = RaiseLevel | RereadOverrides | EndSession | DrainProcess
+ControlCommand: TypeAlias = ProcessQuery | ProcessAction | ChildAction | GroupCommand

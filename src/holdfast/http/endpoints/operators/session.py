@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.actors.account.messages import SignOut
+from holdfast.http.endpoints.operators.processes import ask_all
 from holdfast.http.endpoints.sign_in import read_email, request_code, sign_in_by_code
 from holdfast.http.kit.actions import OperatorRoutes
 from holdfast.http.kit.calls import Auth, Call
@@ -22,6 +23,7 @@ from holdfast.http.kit.operators import (
 from holdfast.http.kit.routes import BodyResponse, Outcome
 from holdfast.http.schemas.common import CodeRequest, CodeSent, VerifyRequest
 from holdfast.ledger.refusals import Refusal
+from holdfast.supervision.control.messages import EndSession
 
 route = OperatorRoutes("Session")
 
@@ -139,7 +141,7 @@ async def sign_operator_out(call: Call) -> Outcome:
     """Without a cookie there is nothing to end."""
     cookie = OPERATOR_COOKIE.read(call.request.cookies, call.deps.settings)
     if cookie is not None:
-        await end_session(call.deps, cookie)
+        await end_session(call.deps, cookie, lambda mac: ask_all(call.deps, EndSession(mac)))
     return BodyResponse(
         OperatorSessionEnded(signed_out=cookie is not None),
         headers=(OPERATOR_COOKIE.end_header(call.deps.settings),),
