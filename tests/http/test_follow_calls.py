@@ -11,10 +11,12 @@ from tests.clients import refused
 from uuid_utils import uuid7
 
 from holdfast.actors.runtime.faults import Unavailable
+from holdfast.http.endpoints.operators.following import FollowedEntry
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.key_rows import ApiKeyRecord
 from holdfast.supervision.control.messages import LineList, ListLines
 from holdfast.telemetry import logs
+from holdfast_console.operators.following import moves_of
 
 from .fake_rows import AwayRows
 from .page_reader import PageReader
@@ -198,6 +200,26 @@ async def test_the_page_shows_what_belongs_together_and_what_happened(api: Api, 
     assert made["second task"] not in own.text
     assert "Any id" in (await browser.read("/ops/follow")).text
     await browser.read("/ops/follow?id=x", 200)
+
+
+def test_the_moves_of_credit_next_to_its_own_are_shown_first() -> None:
+    def entry(number: int, what: str = "capture", *, is_own: bool = False) -> FollowedEntry:
+        return FollowedEntry(
+            at=f"2026-11-22T03:00:{number:02}Z",
+            id=str(number),
+            source="operation",
+            is_own=is_own,
+            what=what,
+            subject=None,
+            text=None,
+            amount="1.00",
+        )
+
+    entries = [entry(number, is_own=number == 20) for number in range(40)]
+    others = [entry(50, "hold"), msgspec.structs.replace(entry(51), source="line", amount=None)]
+    assert [each.id for each in moves_of([*others, *entries])] == ["17", "18", "19", "20", "21", "22"]
+    assert [each.id for each in moves_of(entries[:2])] == ["0", "1"]
+    assert moves_of([]) == []
 
 
 async def test_a_request_that_changed_something_leads_to_its_account(api: Api) -> None:

@@ -343,6 +343,7 @@ async def test_what_lasts_in_several_processes_is_shown_once(api: Api, browser: 
     controls = answer_controls(api, DescribeProcess=process, ReadSamples=SampleList("proc_1", []))
     controls.others = (MemberView(member_id="proc_2", is_this=False, state="ready", unreachable_for_s=None),)
     page = (await browser.read("/ops")).text
+    assert "Quarantine" not in page.partition("Health")[2].partition("Reports")[0]
     assert (page.count("of database"), page.count("14 failures"), page.count("2 more")) == (1, 5, 1)
     order = ["of database", "shop-0", "shop-1", "2 more", "shop-2", "of unavailable", "Health"]
     assert sorted(order, key=page.index) == order

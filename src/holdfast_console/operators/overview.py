@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from holdfast.http.endpoints.operators.books import LedgerHealth, read_ledger_health
 from holdfast.http.endpoints.operators.costs import CostReport, CostTable, list_costs
@@ -18,6 +18,7 @@ from holdfast.http.endpoints.operators.providers import ProviderList, list_provi
 from holdfast.http.endpoints.operators.reports import ReportList, list_reports
 from holdfast.http.kit.calls import Auth
 from holdfast.ledger.refusals import Refusal
+from holdfast.providers.media.health import ProviderState
 from holdfast.supervision.control.messages import ProcessDescription
 from holdfast.telemetry.metrics.samples import Sample
 from holdfast.telemetry.reports.conditions import UNAVAILABLE, LastingCondition
@@ -38,6 +39,7 @@ async def overview(visit: Visit) -> ViewResult:
     answered = [member.process for member in members if member.process is not None]
     values = {
         "conditions": _lasting(answered),
+        "providers": _provider_states(answered),
         "health": visit.call.deps.operating.readiness(),
         "tree": tree,
         "quarantined": None if isinstance(tree, Refusal) else count_quarantined(answered),
@@ -49,6 +51,10 @@ async def overview(visit: Visit) -> ViewResult:
         "plots": plots_of(processes, visit.call.deps.now()),
     }
     return Html("overview.html", values, is_live=True)
+
+
+STATES: Final[tuple[ProviderState, ...]] = ("unknown", "up", "silent", "down")
+"""The states of a provider, the worst last."""
 
 
 class Lasting(NamedTuple):
@@ -77,6 +83,15 @@ def _lasting(processes: list[ProcessDescription]) -> list[Lasting]:
     return sorted(lasting, key=lambda each: (each.name == UNAVAILABLE.name, -each.lasts_s))
 
 
+def _provider_states(processes: list[ProcessDescription]) -> dict[str, ProviderState]:
+    """Return the state of each provider, the worst that any process sees: each notices by its own calls."""
+    worst: dict[str, ProviderState] = {}
+    for process in processes:
+        for name, each in process.providers.items():
+            worst[name] = max(worst.get(name, each.state), each.state, key=STATES.index)
+    return worst
+
+
 def _far_ahead(costs: CostReport | Refusal) -> list[CostTable]:
     """Return what is far ahead of the rest; of a day what is not so in the last minutes, too."""
     found = [] if isinstance(costs, Refusal) else [each for each in costs.data if each.is_far_ahead]
@@ -94,6 +109,7 @@ def _figures(samples: list[Sample]) -> dict[str, float | None]:
             + sample.responses_5xx_per_s
             for sample in samples
         ),
+        "refused_per_s": sum(sample.responses_4xx_per_s for sample in samples),
         "failed_per_s": sum(sample.responses_5xx_per_s for sample in samples),
         "creates_per_s": sum(sample.creates_per_s for sample in samples),
         "settled_per_s": sum(sample.settled_per_s for sample in samples),

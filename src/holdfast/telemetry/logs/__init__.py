@@ -415,6 +415,11 @@ def _keep(ring: LineRing, event: str, fields: Mapping[str, str | int | None]) ->
         ring.append(render_json(in_order(line)))
 
 
+def kept_bytes() -> int:
+    """Return what the kept lines take."""
+    return _lines.kept.bytes + _lines.kept_refusals.bytes
+
+
 async def find_lines(texts: Sequence[str], *, since: str, until: str, limit: int) -> FoundLines:
     """Return the newest kept lines that have any of ``texts``, as :meth:`LineRing.find` does."""
     found = await _lines.kept.find(texts, since=since, until=until, limit=limit)

@@ -307,6 +307,11 @@ PROCESS_MEMORY_BYTES = Gauge(
     ["process"],
     multiprocess_mode="livesum",
 )
+LOG_MEMORY_BYTES = Gauge(
+    "holdfast_log_memory_bytes",
+    "Log lines that the processes have in memory, where following one thing finds them.",
+    multiprocess_mode="livesum",
+)
 
 # Members
 

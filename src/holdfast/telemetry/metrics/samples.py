@@ -18,6 +18,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from holdfast import __version__
 from holdfast.telemetry import metrics
+from holdfast.telemetry.logs import kept_bytes
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram, Distribution
 
 log = structlog.get_logger(__name__)
@@ -226,6 +227,7 @@ class ProcessMeter:
 
     def measure(self) -> None:
         """Add what was used since the last call. A parent that has ended counts no longer."""
+        metrics.LOG_MEMORY_BYTES.set(kept_bytes())
         for name, pid in self._pids.items():
             usage = usage_of(pid) if pid is None or pid == os.getppid() else None
             metrics.PROCESS_MEMORY_BYTES.labels(name).set(0 if usage is None else usage.memory_bytes)
