@@ -1,10 +1,9 @@
-"""Whole tasks at a fixed rate, alone and beside a followed one in turn, once the memory of log lines is full.
+"""Creates at a fixed rate, alone and beside a followed task in turn, once the memory of log lines is full.
 
 ``holdfast follow ID --live`` and an open page follow one task: the command asks again every second, the page every
-four. The lines that a process has in memory are searched for it, so tasks run at their limit first, until the line
-of the first one is dropped; that memory is a quarter of its default, to be full within a minute. Then tasks are
-created at ``--rate``, or at three quarters of that limit if it is less. All have ended before each reading of the
-process's memory.
+four. The provider never responds, and after each round its tasks are cancelled, so that none is left. The lines in
+memory are searched, so creates run at their limit first, until the line of the first one is dropped; that memory is
+a quarter of its default, to be full within a minute.
 
 Run: python -m benchmarks.follow [--rate 500] [--seconds 10] [--rounds 3] [--accounts 200]
 """
@@ -12,38 +11,136 @@ Run: python -m benchmarks.follow [--rate 500] [--seconds 10] [--rounds 3] [--acc
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
+import math
+import selectors
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
-import psycopg
 
+from benchmarks import load
 from benchmarks.conditions import describe, fresh_database, print_figures
 from benchmarks.reads import create_tasks
 from benchmarks.servers import (
-    SECRET,
     SERVE,
     api_keys,
+    cpu_s,
+    creates,
     environment_without_settings,
     free_port,
     process,
     service_settings,
+    silent_provider,
 )
 from benchmarks.soak import resident_mb
-from benchmarks.whole import SLOTS, Run, Side, drive, service_side
 from holdfast_console.operators.following import LIVE_S
 
 TOKEN = "the-operators-token-of-the-benchmark-0123456789"
 LINES_BYTES = 1 << 24
-OF_LIMIT = 0.75
+CONNECTIONS = 32
 FULL_S = 240.0
+SAMPLED_S = 6.0
+"""After this long the service's metrics have what its memory is now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The result of a run: creates, seconds, the service's CPU seconds, and what creates took, sorted."""
+
+    creates: int
+    took_s: float
+    cpu_s: float
+    creates_s: list[float]
+
+    @property
+    def rate(self) -> float:
+        """Return creates a second."""
+        return self.creates / self.took_s
+
+    @property
+    def cpu_ms(self) -> float:
+        """Return CPU milliseconds a create."""
+        return self.cpu_s / self.creates * 1e3
+
+    @property
+    def p99_ms(self) -> float:
+        """Return the milliseconds that one create in a hundred takes at least."""
+        return self.creates_s[int(len(self.creates_s) * 0.99)] * 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The service, and the API keys that create tasks in turn."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+    keys: list[str]
+
+
+def send(port: int, requests: Iterator[tuple[str, bytes]], rate: float) -> list[tuple[str, bytes, float]]:
+    """Send requests of API keys, at most at ``rate``; return the key, body and latency of each response."""
+    waiting = selectors.DefaultSelector()
+    idle = deque(load.Connection(("127.0.0.1", port)) for _ in range(CONNECTIONS))
+    key_of: dict[load.Connection, str] = {}
+    for connection in idle:
+        waiting.register(connection.socket, selectors.EVENT_READ, connection)
+    received: list[tuple[str, bytes, float]] = []
+    begun, sent, is_all = time.perf_counter(), 0, False
+    while not is_all or len(idle) < CONNECTIONS:
+        while not is_all and idle and sent < (time.perf_counter() - begun) * rate:
+            found = next(requests, None)
+            if found is None:
+                is_all = True
+                break
+            connection = idle.popleft()
+            key_of[connection] = found[0]
+            connection.send(found[1])
+            sent += 1
+        for ready, _ in waiting.select(timeout=0.002):
+            response = ready.data.receive()
+            if response is not None:
+                assert response[0] == 200, ready.data.body
+                received.append((key_of[ready.data], ready.data.body, response[1]))
+                idle.append(ready.data)
+    for connection in idle:
+        connection.socket.close()
+    return received
+
+
+def drive(side: Side, *, seconds: float, rate: float = math.inf) -> Run:
+    """Create tasks for ``seconds``, at ``rate`` or as fast as it goes; afterwards cancel them."""
+    cpu_before, begun = cpu_s(side.process), time.perf_counter()
+    made = itertools.cycle(zip(side.keys, creates(side.keys), strict=True))
+    created = send(side.port, itertools.takewhile(lambda _: time.perf_counter() - begun < seconds, made), rate)
+    took_s, used_s = time.perf_counter() - begun, cpu_s(side.process) - cpu_before
+    cancels = (
+        (
+            key,
+            load.post(f"/v2/task/{json.loads(body)['request_id']}/cancel", b"", {"Authorization": f"Bearer {key}"}),
+        )
+        for key, body, _ in created
+    )
+    send(side.port, cancels, math.inf)
+    return Run(len(created), took_s, used_s, sorted(latency_s for _, _, latency_s in created))
+
+
+def lines_mb(port: int) -> float:
+    """Return how much the log lines in memory take."""
+    time.sleep(SAMPLED_S)
+    text = httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=10, trust_env=False).text
+    [value] = [line.split()[1] for line in text.splitlines() if line.startswith("holdfast_log_memory_bytes ")]
+    return float(value) / 1e6
 
 
 class Page:
@@ -105,12 +202,12 @@ def followed(page: Page, settings: Mapping[str, str], task_id: str) -> Iterator[
         command.stdout.close()
 
 
-def fill(side: Side, rows: psycopg.Connection, of_first: Page, seconds: float) -> float:
-    """Run tasks at their limit until the lines of the first are dropped; return that limit, in tasks a second."""
+def fill(side: Side, of_first: Page, seconds: float) -> float:
+    """Run creates at their limit until the lines of the first are dropped; return that limit, in a second."""
     begun, rates = time.perf_counter(), list[float]()
     while "older lines are missing" not in of_first.show():
         assert time.perf_counter() - begun < FULL_S, "the memory of lines is not full"
-        rates.append(drive(side, rows, seconds=seconds).rate)
+        rates.append(drive(side, seconds=seconds).rate)
     return statistics.median(rates)
 
 
@@ -122,44 +219,46 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--accounts", type=int, default=200)
     options = parser.parse_args()
-    port, provider_port = free_port(), free_port()
-    provider_url = f"http://127.0.0.1:{provider_port}"
-    with fresh_database() as (url, folder), tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
+    port = free_port()
+    with (
+        fresh_database() as (url, folder),
+        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name,
+        silent_provider() as provider_url,
+    ):
         print(describe(folder, options), flush=True)
-        settings = service_settings(Path(name), database_url=url, port=port, provider_url=provider_url, slots=SLOTS)
+        settings = service_settings(Path(name), database_url=url, port=port, provider_url=provider_url, slots=1)
         settings |= {"HOLDFAST_OPERATOR_TOKEN": TOKEN, "HOLDFAST_LOG_MEMORY_BYTES": str(LINES_BYTES)}
-        provider = [sys.executable, "-m", "benchmarks.instant_provider", str(provider_port), SECRET]
-        with (
-            psycopg.connect(url, autocommit=True) as rows,
-            process(provider, f"{provider_url}/files/0.png"),
-            process(SERVE, f"http://127.0.0.1:{port}/readyz", settings) as service,
-        ):
+        with process(SERVE, f"http://127.0.0.1:{port}/readyz", settings) as service:
             # The first account has no other task, so its page misses lines only if they are dropped.
             first, *keys = api_keys(f"http://127.0.0.1:{port}", options.accounts + 1)
             [(_, first_id)], [(_, task_id)] = (create_tasks(port, [key], 1) for key in (first, keys[0]))
-            side, page = service_side(port, service, keys), Page(port, task_id)
-            limit = fill(side, rows, Page(port, first_id), options.seconds)
-            rate, memory_mb = min(options.rate, limit * OF_LIMIT), [resident_mb(service.pid)]
+            side, page = Side(port, service, keys), Page(port, task_id)
+            limit = fill(side, Page(port, first_id), options.seconds)
+            memory_mb, of_lines_mb = [resident_mb(service.pid)], [lines_mb(port)]
             print(
-                f"at their limit {limit:,.0f} tasks/s; {memory_mb[0]:,.0f} MB resident with all lines", flush=True
+                f"at their limit {limit:,.0f} creates/s; {memory_mb[0]:,.0f} MB resident with all lines", flush=True
             )
             pairs: list[tuple[Run, Run]] = []
             for number in range(options.rounds):
                 runs: dict[bool, Run] = {}
                 for is_followed in (False, True) if number % 2 == 0 else (True, False):
                     with followed(page, settings, task_id) if is_followed else nullcontext():
-                        runs[is_followed] = drive(side, rows, seconds=options.seconds, rate=rate)
+                        runs[is_followed] = drive(side, seconds=options.seconds, rate=options.rate)
                     memory_mb.append(resident_mb(service.pid))
+                    of_lines_mb.append(lines_mb(port))
                 pairs.append((runs[False], runs[True]))
                 shown = (
                     f"{run.rate:,.0f}/s, create p99 {run.p99_ms:.1f} ms, CPU {run.cpu_ms:.2f} ms"
                     for run in pairs[-1]
                 )
-                print(f"alone {' | followed '.join(shown)}; {memory_mb[-1]:,.0f} MB", flush=True)
+                print(
+                    f"alone {' | followed '.join(shown)}; {memory_mb[-1]:,.0f} MB, lines {of_lines_mb[-1]:,.1f} MB",
+                    flush=True,
+                )
         alone, beside = zip(*pairs, strict=True)
-        grown_bytes = (memory_mb[-1] - memory_mb[0]) * 1e6 / sum(run.tasks for run in (*alone, *beside))
         figures = {
-            "offered, rate": rate,
+            "offered, rate": options.rate,
+            "limit, rate": limit,
             "alone, rate": statistics.median(run.rate for run in alone),
             "followed, over alone": statistics.median(b.rate / a.rate for a, b in pairs),
             "alone, CPU ms": statistics.median(run.cpu_ms for run in alone),
@@ -167,9 +266,9 @@ def main() -> None:
             "followed, p99 ms": statistics.median(run.p99_ms for run in beside),
             "followed, CPU": statistics.median(b.cpu_ms / a.cpu_ms for a, b in pairs),
             "slowest page, s": page.slowest_s,
+            "lines, MB": max(of_lines_mb),
             "full, MB": memory_mb[0],
             "end, MB": memory_mb[-1],
-            "grown, bytes a task": grown_bytes,
         }
         print(", ".join(f"{name} {value:,.2f}" for name, value in figures.items()))
         print_figures(figures)

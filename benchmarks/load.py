@@ -34,6 +34,8 @@ class Connection:
     def __init__(self, address: tuple[str, int]) -> None:
         self.socket = socket.create_connection(address, timeout=30)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.body = b""
+        """The body of the last response."""
         self._received = b""
         self._begun = 0.0
 
@@ -54,7 +56,7 @@ class Connection:
         for line in head.split(b"\r\n")[1:]:
             name, _, value = line.partition(b":")
             if name.lower() == b"content-length" and len(body) >= int(value):
-                self._received = body[int(value) :]
+                self.body, self._received = body[: int(value)], body[int(value) :]
                 return int(head[9:12]), time.perf_counter() - self._begun
         return None
 
