@@ -109,6 +109,7 @@ async def test_any_id_finds_the_other_request_of_its_account(api: Api, browser: 
         "a task": made["first task"],
         "its hold": made["first request"].replace("req_", "hold_"),
         "its job": "job-first-77",
+        "a job with our name": f"{made['first task']}.1",
         "an order": "ord_1",
         "a payment": "pi_3MtwBwLkdIwHu7ix",
         "a refund": "re_3MtwBwLkdIwHu7ix",
@@ -129,6 +130,7 @@ async def test_any_id_finds_the_other_request_of_its_account(api: Api, browser: 
         if name != "a refused request":  # of which no row is
             assert (await browser.get("/ops/find", q=each)).status_code == 303, name
         body = await followed(api, each)
+        assert name != "a job with our name" or made["first task"] in body["own"]
         assert body["account_id"] == api.account_id, name
         assert body["email"] == f"{api.account_id}@example.com", name
         assert api.key not in json.dumps(body), name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 from urllib.parse import quote, urlencode
 
@@ -85,7 +86,8 @@ async def find(visit: Visit) -> ViewResult:
         return Html("elsewhere.html", {"sought": sought, "elsewhere": elsewhere})
     for prefix, page in PAGES.items():
         if sought.startswith(prefix) and "@" not in sought:
-            return Redirect(page + quote(sought, safe=""))
+            # A job may have the name of an attempt: the task's, with a number.
+            return Redirect(page + quote(re.sub(r"\.\d+$", "", sought), safe=""))
     found = await visit.read(find_accounts, FoundList, query={"q": sought, "limit": ROWS_SHOWN})
     trace = TRACE_OR_REQUEST_ID.fullmatch(sought)
     if trace and (isinstance(found, Refusal) or not found.data):

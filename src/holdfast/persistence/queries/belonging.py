@@ -7,6 +7,7 @@ searched.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -112,6 +113,7 @@ def _leads(rows: Connection, sought: str, digits: str | None, key_prefix: str | 
     if sought.startswith("rev_"):
         sought = task_of_review_case(sought)
     if sought.startswith(("task_", "ord_")):
-        return [Found("", reference=sought)]
+        # Some providers name a job as we name an attempt, by the task and a number.
+        return [Found("", reference=re.sub(r"\.\d+$", "", sought))]
     found = subject_of(rows, sought)
     return newest_with(rows, sought, SUBJECTS_MAX) if found is None else [found]
