@@ -35,9 +35,9 @@ from holdfast.persistence.records.resulting_rows import new_asset_rows, usage_co
 from holdfast.persistence.records.rows import (
     AccountHead,
     AccountRow,
+    NewTaskRow,
     Row,
     SessionRow,
-    TaskChangedRow,
     TaskEventRow,
 )
 from holdfast.persistence.server.connections import KeptConnection, connect_writer
@@ -160,7 +160,7 @@ class Account:
         yield hold
         done, operation, event = self._finish(task)
         yield operation
-        yield done
+        yield NewTaskRow(done)
         yield usage_counted_row(done)
         yield event
         yield from new_asset_rows(task, done)
@@ -171,9 +171,7 @@ class Account:
         yield self._credit()
         hold, task = self._create()
         yield hold
-        accepted = self._accepted(task)
-        yield accepted
-        yield TaskChangedRow(accepted, owner="proc_ended")
+        yield NewTaskRow(self._accepted(task), owner="proc_ended")
 
     def head(self) -> AccountHead:
         """Return the account's head after everything so far."""

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,17 +26,16 @@ from benchmarks.conditions import describe, fresh_database, print_figures
 from holdfast.actors.account.actor import AccountActor
 from holdfast.actors.account.limits import AccountLimits
 from holdfast.actors.account.messages import CreateTask, Recharge, TaskAccepted
-from holdfast.actors.runtime.journaled import Tell
 from holdfast.actors.runtime.mailbox import Mailbox
-from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
+from holdfast.actors.task.dependencies import queued
 from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.pricing import PricedInput, quote_input
 from holdfast.ledger.credit.account import AccountState, decide_hold
 from holdfast.ledger.credit.operations import CHAIN_START, Lot, Lots, Operation
 from holdfast.ledger.orders.order import Seller
-from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState, accept_task
+from holdfast.ledger.tasks.task import TaskRequest, TaskState, accept_task
 from holdfast.ledger.values import new_id, utc_now
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.statements import STATEMENTS, RowStatement
@@ -43,7 +43,7 @@ from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.records.key_rows import ApiKeyRecord, ApiKeyRow
-from holdfast.persistence.records.rows import AccountHead, AccountRow
+from holdfast.persistence.records.rows import AccountHead, AccountRow, NewTaskRow
 from holdfast.persistence.server.database import Database
 from holdfast.providers.media.kinds import kind_rules
 from holdfast.start.service import tune_interpreter
@@ -84,9 +84,6 @@ def account_directory(database: Database) -> tuple[Journal, KeyedDirectory]:
     async def load(account_id: str) -> Any:
         return await database.read(load_account, account_id)
 
-    def announce(task: Task) -> Tell:
-        return Tell(dispatcher, Command())
-
     def factory(account_id: str, mailbox: Mailbox) -> AccountActor:
         return AccountActor(
             account_id,
@@ -94,7 +91,7 @@ def account_directory(database: Database) -> tuple[Journal, KeyedDirectory]:
             journal,
             load=load,
             database=database,
-            announce=announce,
+            begin_task=partial(queued, dispatcher),
             now=utc_now,
             limits=limits,
             seller=Seller(**dict.fromkeys(Seller.__struct_fields__, "benchmark")),
@@ -198,7 +195,7 @@ def _inserts(kind: type[Any]) -> list[tuple[RowStatement, str]]:
 
 
 _OPERATION = _inserts(Operation)
-_TASK = _inserts(Task)
+_TASK = _inserts(NewTaskRow)
 
 
 def _write(connection: psycopg.Connection[Any], inserts: list[tuple[RowStatement, str]], value: Any) -> None:
@@ -266,7 +263,7 @@ def hold_under_lock(connection: psycopg.Connection[Any], account_id: str, work: 
         ),
     )
     _write(connection, _OPERATION, operation)
-    _write(connection, _TASK, task)
+    _write(connection, _TASK, NewTaskRow(task))
     connection.commit()
 
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from tests.made_requests import SELLER, make_order_request, make_request, make_terms
@@ -15,11 +16,10 @@ from tests.recorded_refs import RecordedRef
 from holdfast.actors.account.actor import AccountActor
 from holdfast.actors.account.limits import AccountLimits
 from holdfast.actors.account.messages import CreateTask, Recharge
-from holdfast.actors.runtime.journaled import Tell
+from holdfast.actors.account.units import BegunTask
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import IdempotencyKey
-from holdfast.actors.task.dependencies import TaskDependencies
-from holdfast.actors.task.messages import TaskQueued
+from holdfast.actors.task.dependencies import TaskDependencies, queued
 from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.orders.facts import (
     DisputeFacts,
@@ -107,6 +107,7 @@ def make_system(
     limits: KeyedLimits | None = None,
     writer: Any = None,
     account_limits: AccountLimits | None = None,
+    begin_task: Callable[[Task], BegunTask] | None = None,
     now: Now = utc_now,
 ) -> ActorSystem:
     """Build the journal and the accounts of one process; :func:`start_system` runs them."""
@@ -118,9 +119,6 @@ def make_system(
     async def load(account_id: str) -> Any:
         return await database.read(lambda connection: load_account(connection, account_id))
 
-    def announce(task: Task) -> Tell:
-        return Tell(dispatcher, TaskQueued(task.provider, task.request_id))
-
     def factory(key: str, mailbox: Mailbox) -> AccountActor:
         return AccountActor(
             key,
@@ -128,7 +126,7 @@ def make_system(
             journal,
             load=load,
             database=database,
-            announce=announce,
+            begin_task=begin_task or partial(queued, dispatcher),
             now=now,
             limits=account_limits or AccountLimits(),
             seller=SELLER,

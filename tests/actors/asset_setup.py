@@ -35,7 +35,7 @@ from holdfast.persistence.claims.contents import Content
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.queries.loading import load_task
 from holdfast.persistence.records.key_rows import ApiKeyRecord, ApiKeyRow
-from holdfast.persistence.records.rows import AssetRow
+from holdfast.persistence.records.rows import AssetRow, NewTaskRow
 from holdfast.providers.storage.base import AssetMissing, StoreFault, asset_key
 from holdfast.providers.storage.local import LocalStore
 from holdfast.supervision.directory import KeyedDirectory
@@ -174,7 +174,7 @@ class Setup:
             )
             for item in items
         ]  # fmt: skip
-        verdict = await self.system.journal.write(Unit(rows=(task, *rows)))
+        verdict = await self.system.journal.write(Unit(rows=(NewTaskRow(task), *rows)))
         assert isinstance(verdict, Committed)
         return task.request_id
 

@@ -27,7 +27,7 @@ from holdfast.ledger.tasks.transitions import HostingFailure, HostOutputs
 from holdfast.ledger.values import new_id
 from holdfast.persistence.claims.contents import LEASE_S, RESULT_CLAIM_S, RESULT_CLAIM_USABLE_S, ContentClaims
 from holdfast.persistence.journal.units import Committed, Unit
-from holdfast.persistence.records.rows import AssetRow
+from holdfast.persistence.records.rows import AssetRow, NewTaskRow
 from holdfast.providers.storage.sniffing import EXTENSIONS
 from holdfast.telemetry.reports.causes import describe
 from holdfast.telemetry.reports.conditions import ignore_outcome
@@ -231,7 +231,7 @@ async def test_a_result_reported_long_after_storing_gets_no_asset(setup: Setup) 
     )
     state = msgspec.structs.replace(base.state, attempt=1, dispatch="acked", hosting=transferring)
     task = msgspec.structs.replace(base, status="processing", state=state)
-    assert isinstance(await setup.system.journal.write(Unit(rows=(task,))), Committed)
+    assert isinstance(await setup.system.journal.write(Unit(rows=(NewTaskRow(task),))), Committed)
     data = picture(1)
     result = OutputItem(
         index=0, asset_id=new_id("asset"), sha256=hash_of(data), bytes=len(data), content_type=TYPE,

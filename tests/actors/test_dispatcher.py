@@ -27,6 +27,7 @@ from holdfast.actors.workers.dispatcher import (
     RECOVERED_AT_ONCE_MAX,
     WAKES_AT_ONCE_MAX,
     Dispatcher,
+    NewTaskSlots,
 )
 from holdfast.ledger.catalog.terms import Deadlines
 from holdfast.ledger.values import utc_now
@@ -96,6 +97,7 @@ class Setup:
     leases_are_reliable: bool = True
     paused_models: list[str] = field(default_factory=list)
     slots: int = 2
+    new_task_slots: NewTaskSlots = field(default_factory=NewTaskSlots)
 
     async def insert_task(
         self,
@@ -148,6 +150,7 @@ class Setup:
             removed=lambda provider: provider in self.removed,
             leases_are_reliable=lambda: self.leases_are_reliable,
             assigns_slots=assigns_slots,
+            new_task_slots=self.new_task_slots,
         )
 
     async def start(self) -> None:
@@ -214,6 +217,36 @@ async def test_a_new_task_starts_at_once_only_without_a_backlog(setup: Setup) ->
     assert setup.tasks.woken == [("task_new", False)]
 
 
+async def test_a_task_is_created_with_a_slot_only_without_a_backlog(setup: Setup) -> None:
+    slots = setup.new_task_slots
+    assert not slots.take("studio", "task_early")
+    dispatcher = setup.dispatcher()
+    assert not slots.take("studio", "task_unsure")
+
+    await dispatcher.check_due()
+    assert not slots.take("elsewhere", "task_other")
+    setup.paused_models.append("studio/video-1")
+    assert not slots.take("studio", "task_paused")
+    setup.paused_models.clear()
+    assert [slots.take("studio", f"task_{n}") for n in range(3)] == [True, True, False]
+
+    # The third waits, and comes before those that are created later.
+    dispatcher.on_receive(TaskQueued("studio", "task_2"))
+    dispatcher.on_receive(SlotFreed("studio", "task_0"))
+    assert not slots.take("studio", "task_3")
+    assert setup.tasks.woken == []
+
+
+async def test_a_dispatcher_that_has_ended_gives_no_slots(setup: Setup) -> None:
+    dispatcher = setup.dispatcher()
+    await dispatcher.check_due()
+    assert setup.new_task_slots.take("studio", "task_1")
+    dispatcher.actor_stopped.set()
+    assert not setup.new_task_slots.take("studio", "task_2")
+    await setup.dispatcher().check_due()
+    assert setup.new_task_slots.take("studio", "task_2")
+
+
 class SlowDatabase:
     """The database; an answer arrives once ``on_answer`` was called with the work, and ``may_answer`` is set."""
 
@@ -277,6 +310,22 @@ async def test_tasks_that_arrive_during_a_claim_get_the_slots_that_it_leaves(
     for _ in range(FOLLOW_UP_EVERY_CHECKS):
         await dispatcher.check_due()
     assert setup.tasks.woken == [("task_held", False), ("task_new", False)]
+
+
+async def test_no_task_is_created_with_a_slot_during_a_claim(setup: Setup, slow: SlowDatabase) -> None:
+    taken: list[bool] = []
+    dispatcher = setup.dispatcher()
+
+    def create(work: object) -> None:
+        if work is claim_waiting:
+            taken.append(dispatcher.take_slot("studio", "task_new"))
+
+    await dispatcher.check_due()
+    slow.on_answer = create
+    for _ in range(FOLLOW_UP_EVERY_CHECKS):
+        await dispatcher.check_due()
+    assert taken == [False]
+    assert dispatcher.take_slot("studio", "task_new")
 
 
 async def test_tasks_that_arrive_during_a_claim_wait_in_their_rows(setup: Setup, slow: SlowDatabase) -> None:

@@ -34,6 +34,7 @@ from holdfast.persistence.queries.loading import load_task
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.resulting_rows import new_event_rows
 from holdfast.persistence.records.rows import (
+    NewTaskRow,
     OutboxAttemptRow,
     OutboxOutcomeRow,
     OutboxRow,
@@ -424,7 +425,7 @@ async def test_finished_events_and_old_secrets_are_swept(box: Box) -> None:
 async def test_a_task_records_delivery_in_the_commit_that_ends_the_event(box: Box, nursery: trio.Nursery) -> None:
     task = box.task()
     event = box.event(task)
-    await box.write(task, event)
+    await box.write(NewTaskRow(task), event)
     [claimed] = await box.claim()
 
     async def load(request_id: str) -> Any:

@@ -106,7 +106,7 @@ class Chaos:
         # No worker runs: random messages stand for the results of their work.
         about = task_dependencies(accounts=system.accounts, now=lambda: self.now)
 
-        new_tasks = NewTasks(about.dispatcher)
+        new_tasks = NewTasks(about)
         self.new_tasks.append(new_tasks)
 
         async def load(request_id: str) -> Any:
@@ -147,7 +147,7 @@ class Chaos:
             self.tasks.append(created.request_id)
             # The actors of both processes begin with the first version, which one of them finds to be out of date.
             for new_tasks in self.new_tasks:
-                new_tasks.announce(await self.row(created.request_id))
+                new_tasks.keep(await self.row(created.request_id))
         self.now += timedelta(seconds=30)
 
     async def row(self, request_id: str) -> Task:

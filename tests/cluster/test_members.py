@@ -25,7 +25,7 @@ from holdfast.cluster.members import SINGLETONS as FIXED
 from holdfast.ledger.values import place_of
 from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Beat, Member, Membership
 from holdfast.persistence.journal.units import Unit
-from holdfast.persistence.records.rows import AccountHead, SessionRevokedRow
+from holdfast.persistence.records.rows import AccountHead, NewTaskRow, SessionRevokedRow
 
 from .nodes import AT, Node, Rows, running
 
@@ -410,7 +410,7 @@ async def test_what_one_member_commits_wakes_those_who_wait_at_the_others(autoju
             nodes[0].changes.commit([unit_of("acct_1")])
             await wait_all_tasks_blocked()
             assert watch.take() == ([], False)
-            nodes[0].changes.commit([Unit(rows=(make_task("acct_1", "task_1", AT),))])
+            nodes[0].changes.commit([Unit(rows=(NewTaskRow(make_task("acct_1", "task_1", AT)),))])
             await watch.wait(math.inf)
             assert watch.take() == (["task_1"], False)
             # A member that ended may have committed something that it could not send any more.
@@ -426,7 +426,7 @@ async def test_what_one_member_commits_wakes_those_who_wait_at_the_others(autoju
                 await trio.sleep(JOIN_S)
                 assert nodes[1].changes.is_complete()
                 watch.take()
-                late.changes.commit([Unit(rows=(make_task("acct_1", "task_1", AT),))])
+                late.changes.commit([Unit(rows=(NewTaskRow(make_task("acct_1", "task_1", AT)),))])
                 await watch.wait(math.inf)
                 assert watch.take() == (["task_1"], False)
 

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.decisions import on_cancel, on_cancel_answered, on_wake
-from holdfast.ledger.tasks.dispatch import on_submit_failed, on_submitted
+from holdfast.ledger.tasks.dispatch import on_submit_failed, on_submitted, submit_at_once
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.ledger.tasks.provider_updates import on_poll, on_update
 from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState
@@ -57,6 +57,14 @@ def test_the_intent_is_committed_before_the_job_is_submitted(
     assert (task.state.dispatch, task.state.attempt, task.dispatched) == ("intent", 1, True)
     assert (task.version, task.wake_at) == (2, at(noon, 15))
     assert step.settle is None
+
+
+def test_a_task_with_a_slot_has_the_intent_in_its_first_version(
+    make_task: MakeTask, noon: datetime, traits: ProviderTraits
+) -> None:
+    step, later = submit_at_once(make_task(), Context(noon)), wake(make_task(), noon, traits)
+    assert step.effects == later.effects
+    assert task_after(step) == msgspec.structs.replace(task_after(later), version=1)
 
 
 def test_an_intent_in_flight_is_left_alone(make_task: MakeTask, noon: datetime, traits: ProviderTraits) -> None:

@@ -20,7 +20,7 @@ from holdfast.persistence.journal.units import Committed, Fence, Stale, Unit
 from holdfast.persistence.journal.writer import _LOCK, _PROBE, BatchWriter, CommitUnanswered, ConnectionLost
 from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.records.key_rows import ApiKeyRecord, ApiKeyRevokedRow, ApiKeyRow
-from holdfast.persistence.records.rows import IdempotencyProbe, SignInRow, TaskChangedRow
+from holdfast.persistence.records.rows import IdempotencyProbe, NewTaskRow, SignInRow, TaskChangedRow
 from holdfast.persistence.records.tables import metadata
 from holdfast.persistence.server.connections import KeptConnection, connected
 from holdfast.persistence.server.database import Database
@@ -146,10 +146,10 @@ def test_few_large_rows_are_copied_as_many_are(
         msgspec.structs.replace(each, request=msgspec.structs.replace(each.request, input={"prompt": text[n:]}))
         for n, each in enumerate(tasks)
     ]
-    draft = draft_of([Unit(rows=tuple(tasks))])
+    draft = draft_of([Unit(rows=tuple(map(NewTaskRow, tasks)))])
     assert [sql.split()[1] for sql, _ in draft.copies] == (["tasks"] if is_copied else [])
     assert sum(len(each) for _, parameters in draft.statements for each in parameters) < 100_000
-    assert writer.write([Unit(rows=tuple(tasks))]) == [Committed()]
+    assert writer.write([Unit(rows=tuple(map(NewTaskRow, tasks)))]) == [Committed()]
     assert found(rows, "select input ->> 'prompt' from tasks order by request_id") == [text, text[1:]]
 
 
@@ -278,7 +278,7 @@ def test_a_change_finds_its_rows_to_the_microsecond_in_any_time_zone(
     times = [begun + timedelta(microseconds=n) for n in range(3)]
     for n, at in enumerate(times):
         task = make_task("a", f"task_{n}", at)
-        assert writer.write([Unit(rows=(task,))]) == [Committed()]
+        assert writer.write([Unit(rows=(NewTaskRow(task),))]) == [Committed()]
     rows.execute("set timezone = 'Asia/Kathmandu'")
     entries = rows.execute("select request_id, ts from usage_entries order by request_id").fetchall()
     changes = []

@@ -63,6 +63,7 @@ from holdfast.persistence.records.rows import (
     IdempotencyRow,
     JournaledRow,
     LotAnnouncedRow,
+    NewTaskRow,
     OrderPaymentRow,
     OutboxAttemptRow,
     OutboxOutcomeRow,
@@ -206,7 +207,7 @@ def hostile_values(t: Any, i: int) -> list[Any]:
         make_operation(a, n - 1, OperationKind.GRANT, AT, t, lot=NewLot(t, t, later)),
         make_operation(a, n, OperationKind.HOLD, AT, t, hold_id=f"hold{i}{t}"),
         make_operation(a, n + 1, OperationKind.CAPTURE, AT, t, hold_id=f"hold{i}{t}"),
-        task,
+        NewTaskRow(task, t),
         TaskChangedRow(changed, t, has_new_request=True, has_new_usage=True),
         UsageCountedRow(a, AT, t, t, "failed", t, 7),
         TaskEventRow(a, r, t, t, AT, t, b"\x00" + t.encode()),
@@ -375,7 +376,7 @@ def test_the_last_of_two_changes_to_a_row_in_a_batch_is_stored(
     task = make_task("a", "task_1", AT)
     changes = [TaskChangedRow(make_task("a", "task_1", AT, f"text {n}", version=n), "proc_1") for n in (2, 3)]
     fences = [Fence("task", "task_1", n) for n in (1, 2)]
-    assert all_committed(writer.write([Unit(rows=(task,))]))
+    assert all_committed(writer.write([Unit(rows=(NewTaskRow(task),))]))
     units = [Unit(fences=(f,), rows=(c,)) for f, c in zip(fences, changes, strict=True)]
     assert all_committed(writer.write(units))
     [(table, cells)] = written(changes[1])

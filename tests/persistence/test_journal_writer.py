@@ -29,7 +29,7 @@ from holdfast.persistence.journal.units import (
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.records.key_rows import ApiKeyRevokedRow
-from holdfast.persistence.records.rows import AccountHead, IdempotencyProbe, SignInRow, StoredReply
+from holdfast.persistence.records.rows import AccountHead, IdempotencyProbe, NewTaskRow, SignInRow, StoredReply
 from holdfast.persistence.server.connections import KeptConnection
 from holdfast.persistence.server.database import Database
 
@@ -119,7 +119,7 @@ def test_a_unit_needs_both_its_fences_and_names_the_stale_one(
 ) -> None:
     [account] = opened(writer)
     task = make_task(account.account_id, "task_1", AT, version=4)
-    assert all_committed(writer.write([Unit(rows=(task,))]))
+    assert all_committed(writer.write([Unit(rows=(NewTaskRow(task),))]))
     unit = account.credit()
     joint = fenced_as(unit, fences=(*unit.fences, Fence("task", "task_1", 3)))
     assert writer.write([joint, account.credit()]) == [

@@ -26,7 +26,7 @@ from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries import usage_totals as queries
 from holdfast.persistence.queries.usage_totals import usage_totals
 from holdfast.persistence.records.resulting_rows import usage_counted_row
-from holdfast.persistence.records.rows import Row, TaskChangedRow, UsageCountedRow
+from holdfast.persistence.records.rows import NewTaskRow, Row, TaskChangedRow, UsageCountedRow
 from holdfast.persistence.server.connections import connected
 
 from .read_costs import Reads
@@ -80,7 +80,7 @@ def history(account_id: str, dice: random.Random, tasks: int) -> Iterator[tuple[
             hold = make_operation(
                 account_id, 2 * number, OperationKind.HOLD, task.created_at, hold_id=task.request.hold_id
             )
-            yield task, msgspec.structs.replace(hold, reference=task.request_id)
+            yield NewTaskRow(task), msgspec.structs.replace(hold, reference=task.request_id)
             opened.append(task)
         elif opened:
             task = opened.pop(dice.randrange(len(opened)))
@@ -186,7 +186,7 @@ def test_tasks_that_have_not_ended_are_counted_as_they_are(
     dice = random.Random(5)
     for account_id in (ADA, BOB):
         for unit in history(account_id, dice, 20):
-            if isinstance(unit[0], Task) or len(unit) == 1:
+            if isinstance(unit[0], NewTaskRow) or len(unit) == 1:
                 assert all_committed(writer.write([Unit(rows=unit)]))
     assert rows.execute("select count(*) from usage_totals").fetchone() == (0,)
     since, until, zone = CLOCKS_SET_BACK - timedelta(days=9), CLOCKS_SET_BACK + timedelta(days=12), ZoneInfo("UTC")
@@ -234,7 +234,7 @@ def test_the_audit_finds_a_total_that_is_not_the_sum(
     )
     task = msgspec.structs.replace(task, request=request)
     changed = (TaskChangedRow(ended, "proc_1", has_new_usage=True), usage_counted_row(ended))
-    assert all_committed(writer.write([Unit(rows=(task,)), Unit(rows=changed)]))
+    assert all_committed(writer.write([Unit(rows=(NewTaskRow(task),)), Unit(rows=changed)]))
     assert broken_totals(reader) == []
     assert rows.execute(tampering.encode()).rowcount > 0
     assert said in "; ".join(broken_totals(reader))

@@ -14,7 +14,7 @@ import trio
 
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.refs import WorkerRef
-from holdfast.actors.task.dependencies import NewTasks
+from holdfast.actors.task.dependencies import queued
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.cluster.codec import ACCOUNTS
 from holdfast.persistence.claims.processes import this_process
@@ -62,8 +62,8 @@ async def _reconcile(settings: Settings, database_url: str, *, every: bool, prog
         database.gate,
     )
     # This process creates no tasks, so the dispatcher's address receives nothing.
-    announce = NewTasks(WorkerRef("dispatcher")).announce
-    create = create_account(settings, database, journal, announce=announce, now=clock.now)
+    begin_task = partial(queued, WorkerRef("dispatcher"))
+    create = create_account(settings, database, journal, begin_task=begin_task, now=clock.now)
     accounts = keyed_group(
         ACCOUNTS,
         create,

@@ -14,7 +14,8 @@ import msgspec
 
 from holdfast.actors.account.actor import AccountActor
 from holdfast.actors.account.limits import AccountLimits
-from holdfast.actors.runtime.journaled import JournaledActor, Tell
+from holdfast.actors.account.units import BegunTask
+from holdfast.actors.runtime.journaled import JournaledActor
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TellRef
@@ -86,14 +87,18 @@ def actors_of(parts: Parts) -> Actors:
         poison=parts.poison,
     )
     dispatcher = dispatcher_of_all(parts.refs.dispatcher, members)
-    new_tasks = NewTasks(dispatcher)
+
+    def begin_task(task: Task) -> BegunTask:
+        # What a task needs includes the accounts.
+        return new_tasks.begin(task)
+
     local_accounts = group(
         ACCOUNTS,
         create_account(
             settings,
             database,
             journal,
-            announce=new_tasks.announce,
+            begin_task=begin_task,
             now=now,
             creates_override=partial(parts.overrides.find, "account_creates"),
         ),
@@ -101,6 +106,7 @@ def actors_of(parts: Parts) -> Actors:
     accounts = placed(ACCOUNTS, local_accounts, members, place_of)
     local_sign_ins = group(SIGN_INS, _create_sign_in(parts))
     deps = _task_dependencies(parts, accounts, dispatcher)
+    new_tasks = NewTasks(deps)
     local_tasks = group(TASKS, _create_task(database, journal, deps, new_tasks))
     return Actors(
         accounts=accounts,
@@ -146,7 +152,7 @@ def create_account(
     database: Database,
     journal: Journal,
     *,
-    announce: Callable[[Task], Tell],
+    begin_task: Callable[[Task], BegunTask],
     now: Now,
     creates_override: Callable[[str], Override | None] = lambda _: None,
 ) -> Create:
@@ -169,7 +175,7 @@ def create_account(
         journal=journal,
         load=load,
         database=database,
-        announce=announce,
+        begin_task=begin_task,
         now=now,
         limits=limits,
         seller=msgspec.convert(settings, Seller, from_attributes=True),
@@ -232,6 +238,7 @@ def _task_dependencies(parts: Parts, accounts: PlacedDirectory, dispatcher: Tell
         member_id=parts.presence.process.member_id,
         health=registry.health_of,
         is_submitting=lambda request_id, attempt: (request_id, attempt) in parts.submits,
+        take_slot=parts.new_task_slots.take,
     )
 
 

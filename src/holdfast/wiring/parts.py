@@ -8,6 +8,7 @@ from socket import gethostname
 
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.refs import WorkerRef
+from holdfast.actors.workers.dispatcher import NewTaskSlots
 from holdfast.actors.workers.heartbeat import Presence
 from holdfast.actors.workers.newest_queue import NewestQueue
 from holdfast.actors.workers.passes import one_pass
@@ -98,6 +99,7 @@ class Parts:
     seen_sessions: SeenSessions = field(default_factory=SeenSessions)
     refs: WorkerRefs = field(default_factory=WorkerRefs)
     submits: set[SubmitKey] = field(default_factory=set)
+    new_task_slots: NewTaskSlots = field(default_factory=NewTaskSlots)
 
     @property
     def now(self) -> Now:

@@ -128,6 +128,7 @@ def _tasks(parts: Parts, actors: Actors, due: DueWork) -> Starts:
             silences=lambda provider: registry.health_of(provider).silences(),
             assigns_slots=lambda provider: presence.has_claimed(slots_of(provider)),
             due=due,
+            new_task_slots=parts.new_task_slots,
         ),
         "provider-calls": lambda: ProviderCaller(
             refs.provider_calls, providers=registry.providers, tasks=tasks, submits=parts.submits

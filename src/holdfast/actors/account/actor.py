@@ -65,9 +65,9 @@ from holdfast.actors.account.messages import (
 from holdfast.actors.account.orders import AccountOrders
 from holdfast.actors.account.replies import RecentReplies
 from holdfast.actors.account.top_ups import AccountTopUp
-from holdfast.actors.account.units import AccountUnits, created_event
+from holdfast.actors.account.units import AccountUnits, BegunTask, created_event
 from holdfast.actors.runtime.faults import AccountAway
-from holdfast.actors.runtime.journaled import JournaledActor, LogEvent, LogFields, Tell, Turn
+from holdfast.actors.runtime.journaled import JournaledActor, LogEvent, LogFields, Turn
 from holdfast.actors.runtime.mailbox import Mailbox, SystemMessage
 from holdfast.actors.runtime.messages import reply_type
 from holdfast.ledger.alerts.account_events import AccountDisabled, CreditExpiring
@@ -98,6 +98,7 @@ from holdfast.persistence.records.rows import (
     AccountAccessRow,
     CouponGrantedRow,
     LotAnnouncedRow,
+    NewTaskRow,
     Row,
     SessionRevokedRow,
 )
@@ -144,7 +145,7 @@ EXPIRIES_MAX = 100
 
 
 class AccountActor(JournaledActor):
-    """One account. ``load`` reads its rows, ``database`` has its orders; ``announce`` notifies of a new task."""
+    """One account. ``load`` reads its rows, ``database`` has its orders; ``begin_task`` begins a new task."""
 
     kind = "accounts"
     own_fences = frozenset({"account", "sign_in"})
@@ -157,7 +158,7 @@ class AccountActor(JournaledActor):
         *,
         load: Callable[[str], Awaitable[LoadedAccount]],
         database: Database,
-        announce: Callable[[Task], Tell],
+        begin_task: Callable[[Task], BegunTask],
         now: Now,
         limits: AccountLimits,
         seller: Seller,
@@ -165,7 +166,7 @@ class AccountActor(JournaledActor):
         super().__init__(mailbox, journal)
         self._account_id = account_id
         self._load = load
-        self._announce = announce
+        self._begin_task = begin_task
         self._now = now
         self._limits = limits
         self._seller = seller
@@ -296,7 +297,7 @@ class AccountActor(JournaledActor):
         """Take the journal's result for a unit; the orders whose decision it was may then be evicted."""
         if self._orders is not None:
             self._orders.unit_ended(unit)
-        if not isinstance(result, Committed) and any(isinstance(row, Task) for row in unit.rows):
+        if not isinstance(result, Committed) and any(isinstance(row, NewTaskRow) for row in unit.rows):
             # It is decided again, or was a repeat, which costs no allowance.
             self._create_rate.give_back()
         super().unit_ended(unit, result)
@@ -455,6 +456,7 @@ class AccountActor(JournaledActor):
             rows = self._spent.opened(request.hold_id, hold)
         self._create_rate.take()
         task = accept_task(state.account_id, request_id, request, at)
+        new = self._begin_task(task)
         reply = TaskAccepted(
             request_id, request.quote_id, task.status, request.retry_of, terms.estimate_micro, terms.basis, at
         )
@@ -462,8 +464,9 @@ class AccountActor(JournaledActor):
             command,
             reply,
             operations=(operation,),
-            rows=(task, *rows),
-            tells=(self._announce(task),),
+            rows=(new.row, *rows),
+            tells=new.tells,
+            tells_if_void=new.tells_if_void,
             log_event=created_event(task),
             unless=None if after is None else self._replies.unless_superseded(after),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from holdfast.actors.account.by_keys import calling_key
 from holdfast.actors.account.replies import STORED_REFUSALS, RecentReplies
@@ -25,10 +25,19 @@ from holdfast.persistence.records.rows import (
     AccountChangeRow,
     AccountHead,
     IdempotencyProbe,
+    NewTaskRow,
     Row,
 )
 
 R = TypeVar("R")
+
+
+class BegunTask(NamedTuple):
+    """The row of a task that is created, and what to send once it is durable, or if its unit is void."""
+
+    row: NewTaskRow
+    tells: tuple[Tell, ...]
+    tells_if_void: tuple[Tell, ...] = ()
 
 
 class AccountUnits:
@@ -73,6 +82,7 @@ class AccountUnits:
         tells: tuple[Tell, ...] = (),
         log_event: LogEvent | None = None,
         unless: Unless | None = None,
+        tells_if_void: tuple[Tell, ...] = (),
     ) -> Commit[R]:
         """Move the account to its next version; ``log_event`` is logged once that is durable.
 
@@ -104,6 +114,7 @@ class AccountUnits:
             reply,
             tells,
             log_event,
+            tells_if_void,
         )
 
     def noted(self, command: Command[Any], what: AccountChange, subject: str) -> tuple[Row, ...]:

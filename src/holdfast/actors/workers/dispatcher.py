@@ -1,9 +1,10 @@
 """The dispatcher: assigns slots at providers to waiting tasks, and wakes tasks that are due.
 
-A provider has a number of slots. A new task takes a free slot at once if no other task waits; otherwise it waits
-in its row, and free slots are assigned to accounts in turn, the oldest task of each first. Tasks that are due for
-other reasons (polls, deadlines, hosting rounds) are found by their ``wake_at``. A claim moves ``wake_at`` forward
-under ``SKIP LOCKED``, so several processes share the work, and a claim whose process dies lapses.
+A provider has a number of slots. A new task takes a free slot if no other task waits, already as it is created if
+that happens in this process; otherwise it waits in its row, and free slots are assigned to accounts in turn, the
+oldest task of each first. Tasks that are due for other reasons (polls, deadlines, hosting rounds) are found by
+their ``wake_at``. A claim moves ``wake_at`` forward under ``SKIP LOCKED``, so several processes share the work, and
+a claim whose process dies lapses.
 
 A dispatched task belongs to the process that dispatched it, while that process runs; the tasks of an ended process
 are taken over (:mod:`holdfast.persistence.claims.processes`). Tasks of a provider that has left the catalog are
@@ -76,6 +77,18 @@ CLAIMS_APART_S = 0.05
 """Slots of waiting tasks that are freed within this time of a claim are assigned by one."""
 
 
+class NewTaskSlots:
+    """The slots for tasks that are being created in this process, if they are assigned here."""
+
+    def __init__(self) -> None:
+        self.dispatcher: Dispatcher | None = None
+        """The last one that was started."""
+
+    def take(self, provider: str, request_id: str) -> bool:
+        """Take a slot, if one is free and no task waits for it. Returns whether it was."""
+        return self.dispatcher is not None and self.dispatcher.take_slot(provider, request_id)
+
+
 class Dispatcher(Worker):
     """Tracks which tasks occupy slots, and assigns the free ones, of the providers for which ``assigns_slots``.
 
@@ -85,6 +98,7 @@ class Dispatcher(Worker):
     are. ``removed`` returns whether a provider left the catalog longer than its grace period ago,
     ``leases_are_reliable`` whether an expired lease proves that its process has ended, ``silences`` which kinds of
     call a provider does not answer. ``due`` says what the rows may have; without it they are always checked.
+    ``new_task_slots`` takes slots from this dispatcher from now on.
     """
 
     kind = "dispatcher"
@@ -104,8 +118,11 @@ class Dispatcher(Worker):
         silences: Callable[[str], Sequence[Silence]] = lambda _: (),
         assigns_slots: Callable[[str], bool] = lambda _: True,
         due: DueWork | None = None,
+        new_task_slots: NewTaskSlots | None = None,
     ) -> None:
         super().__init__(ref)
+        if new_task_slots is not None:
+            new_task_slots.dispatcher = self
         self._database = database
         self._tasks = tasks
         self._slots = slots
@@ -164,17 +181,30 @@ class Dispatcher(Worker):
                     self._freed.add(message.provider)
                     self._sooner.set()
 
+    def take_slot(self, provider: str, request_id: str) -> bool:
+        """Take a slot for a task that is being created, as :meth:`NewTaskSlots.take` does."""
+        if self.actor_stopped.is_set() or provider in self._arrived or not self._has_spare(provider):
+            return False
+        self._occupied.setdefault(provider, {})[request_id] = trio.current_time()
+        return True
+
+    def _has_spare(self, provider: str) -> bool:
+        """Whether a slot is free and no task is known to wait for it.
+
+        A claim, which knows each task's model, assigns slots while any is paused.
+        """
+        return not self._backlog.get(provider, True) and self._free(provider) > 0 and not self._paused_models()
+
     def _dispatch_new(self, provider: str, request_id: str) -> None:
         slots = self._slots().get(provider, 0)
         if provider in self._arrived:
             if len(self._arrived[provider]) < slots:
                 self._arrived[provider].append(request_id)
-        elif self._backlog.get(provider, True) or not self._free(provider) or self._paused_models():
-            # A claim, which knows each task's model, assigns slots while any is paused.
+        elif self._has_spare(provider):
+            self._take(provider, request_id)
+        else:
             self._backlog[provider] = True
             self._check_within(CHECK_DUE_EVERY_S)
-        else:
-            self._take(provider, request_id)
 
     async def _assign_loop(self) -> None:
         while True:

@@ -66,6 +66,13 @@ def submit(task: Task, ctx: Context, *, new_attempt: bool) -> Step:
     return changed(task, ctx.now, SubmitJob(task.request_id, attempt), **changes)
 
 
+def submit_at_once(task: Task, ctx: Context) -> Step:
+    """Record the intent to submit in the first version of a task, which is written when the task is created."""
+    step = submit(task, ctx, new_attempt=True)
+    assert step.task is not None
+    return msgspec.structs.replace(step, task=msgspec.structs.replace(step.task, version=task.version))
+
+
 def leave_unresolved(task: Task, now: datetime) -> Step:
     """Stop submitting an attempt that may have been sent; an update or the deadline decides."""
     note = system_note("queued", "submit", now, stage="dispatch", message="the provider has not answered")

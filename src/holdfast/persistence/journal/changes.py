@@ -16,9 +16,8 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from holdfast.ledger.orders.order import Order
-from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.journal.units import Unit
-from holdfast.persistence.records.rows import AccountHead, TaskChangedRow
+from holdfast.persistence.records.rows import AccountHead, NewTaskRow, TaskChangedRow
 
 REREAD_S: Final = 1.0
 """How often a row is read again while notices may be missed."""
@@ -50,7 +49,7 @@ def _change_of_task(row: TaskChangedRow) -> Change:
 _CHANGE_OF: Final[dict[type, Callable[[Any], Change]]] = {
     AccountHead: lambda row: Change(row.id, row.id),
     Order: lambda row: Change(row.account_id, row.order_id),
-    Task: lambda row: Change(row.account_id, row.request_id),
+    NewTaskRow: lambda row: Change(row.task.account_id, row.task.request_id),
     TaskChangedRow: _change_of_task,
 }
 

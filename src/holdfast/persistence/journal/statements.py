@@ -280,18 +280,21 @@ _ORDER = (
 )  # fmt: skip
 _NEW_ORDER = (*_ORDER, "request.provider", "request.origin", "request.created_at", "request.expires_at", "request")
 _NEW_TASK = (
-    *Task.__struct_fields__, "request.input", "overall_deadline_at", "request.terms.deadlines.dispatch_s",
-    "request.terms.deadlines.run_s",
+    *[f"task.{name}" for name in Task.__struct_fields__], "task.request.input", "task.overall_deadline_at",
+    "task.request.terms.deadlines.dispatch_s", "task.request.terms.deadlines.run_s", "owner",
 )  # fmt: skip
 _CHANGED_TASK = (
     "task.request_id", "task.version", "task.status", "task.updated_at", "task.wake_at", "task.dispatched",
     "task.state", "owner", "input_until",
 )  # fmt: skip
 _USAGE = (
-    "account_id", "request_id", "status", "latency_ms", "state.billable_units", "state.tokens_in",
-    "state.tokens_out", "state.cost_micro", "state.error", "state.operation_id", "state.status_history",
+    "task.account_id", "task.request_id", "task.status", "task.latency_ms", "task.state.billable_units",
+    "task.state.tokens_in", "task.state.tokens_out", "task.state.cost_micro", "task.state.error",
+    "task.state.operation_id", "task.state.status_history",
 )  # fmt: skip
-_NEW_USAGE = (*_USAGE, "model", "request.terms.modality", "request.api_key_id", "request.end_user")
+_NEW_USAGE = (
+    *_USAGE, "task.model", "task.request.terms.modality", "task.request.api_key_id", "task.request.end_user",
+)  # fmt: skip
 _COUNT = f"""
 insert into usage_totals as t
     (account_id, end_user_by, span_s, start_at, model, api_key_id, status, end_user, count, cost_micro)
@@ -359,7 +362,7 @@ STATEMENTS: tuple[RowStatement, ...] = (
         where=lambda operation: operation.kind in SETTLING,
         settled_number="number",
     ).update(),
-    RowStatement(tables.tasks, Task, _NEW_TASK, request="request.without_input").insert(),
+    RowStatement(tables.tasks, rows.NewTaskRow, _NEW_TASK, request="task.request.without_input").insert(),
     # Found by its id alone: with the account, the plan might read all of its tasks.
     RowStatement(tables.tasks, rows.TaskChangedRow, _CHANGED_TASK).update(["request_id"]),
     RowStatement(
@@ -387,11 +390,11 @@ STATEMENTS: tuple[RowStatement, ...] = (
     RowStatement(
         tables.payment_events, rows.PaymentEventRow, where=lambda event: event.verdict not in APPLIED_VERDICTS
     ).insert("on conflict do nothing"),
-    RowStatement(tables.usage_entries, Task, _NEW_USAGE, ts="created_at").insert(),
+    RowStatement(tables.usage_entries, rows.NewTaskRow, _NEW_USAGE, ts="task.created_at").insert(),
     RowStatement(
         tables.usage_entries,
         rows.TaskChangedRow,
-        [f"task.{path}" for path in _USAGE],
+        _USAGE,
         where=attrgetter("has_new_usage"),
         ts="task.created_at",
     ).update(),

@@ -268,6 +268,13 @@ class OrderPaymentRow(JournaledRow, frozen=True):
 # ----------------------------------------------------------------------------------------------------------- tasks
 
 
+class NewTaskRow(JournaledRow, frozen=True):
+    """A task that is created; ``owner`` is the process that submits it, None while it waits for a slot."""
+
+    task: Task
+    owner: str | None = None
+
+
 class TaskChangedRow(JournaledRow, frozen=True):
     """A task after a transition made by the process ``owner``.
 
@@ -519,5 +526,5 @@ TaskRow: TypeAlias = (
 )
 """What a task's step writes: sent to the task's account if it settles the hold."""
 
-Row: TypeAlias = JournaledRow | Operation | Order | Task
-"""What a unit of work may write. An order or task as such is a new row if it has version 1."""
+Row: TypeAlias = JournaledRow | Operation | Order
+"""What a unit of work may write. An order as such is a new row if it has version 1."""
