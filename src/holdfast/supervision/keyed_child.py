@@ -220,11 +220,18 @@ class KeyedChild:
             with scope:
                 if not await self._may_start(delay_s):
                     return None
-                async with self.group.loading:
+                loading = self.group.loading
+                try:
+                    loading.acquire_nowait()
+                except trio.WouldBlock:
+                    await loading.acquire()
+                try:
                     # Its turn may have come in the same instant as a quarantine.
                     await trio.lowlevel.checkpoint_if_cancelled()
                     actor = self._new_actor()
                     await actor.on_start()
+                finally:
+                    loading.release()
                 self._record_start()
                 ending = await actor.serve()
         except Exception as exc:

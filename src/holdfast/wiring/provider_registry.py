@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -171,7 +171,7 @@ class ProviderRegistry:
 
     def config_of(self, provider: str) -> ProviderConfig | None:
         """Return a provider's configuration, also within its grace period after removal."""
-        return self._configs.get(provider)
+        return self.catalog.providers.get(provider) or self._configs.get(provider)
 
     def track_grace(self, provider: str) -> bool:
         """Begin the grace period of a provider that is not in the catalog, unless begun; return whether it is over.
@@ -334,6 +334,7 @@ def studio_token(settings: Settings) -> str:
     return settings.derived_key("in-tree studio").hex()
 
 
+@lru_cache(maxsize=256)
 def _origin(url: str) -> Origin:
     parts = urlsplit(url)
     return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)

@@ -81,7 +81,7 @@ class HostingWorker(Worker):
         self._rounds = defaultdict[str, trio.CapacityLimiter](partial(trio.CapacityLimiter, ROUNDS_MAX))
         self._running: dict[str, tuple[int, int, trio.CancelScope]] = {}
 
-    async def on_receive(self, message: object) -> None:
+    def on_receive(self, message: object) -> None:
         """Start a hosting round unless it is already running; cancel an earlier round of the same task."""
         assert isinstance(message, Host)
         request_id, requested = message.effect.request_id, (message.effect.attempt, message.effect.round)

@@ -63,7 +63,7 @@ class ProviderCaller(Worker):
         # The calls that are waiting or running: polls (True) apart from the others, as in the limiters' keys.
         self._unfinished = Counter[bool]()
 
-    async def on_receive(self, message: object) -> None:
+    def on_receive(self, message: object) -> None:
         """Start a call, or drop it if too many are unfinished: the task's row makes it due again."""
         assert isinstance(message, CallProvider)
         call = message.call

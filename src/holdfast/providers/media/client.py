@@ -64,17 +64,10 @@ class ProviderResponse(msgspec.Struct, frozen=True):
 class ProviderClient:
     """Connections to the server at ``url``. A ``token`` is sent as a bearer token and never logged.
 
-    ``timeout_s`` bounds a read or write. Raises ``ValueError`` unless ``url`` is an http or https URL.
+    Raises ``ValueError`` unless ``url`` is an http or https URL.
     """
 
-    def __init__(
-        self,
-        name: str,
-        url: str,
-        *,
-        token: str | None,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, name: str, url: str, *, token: str | None) -> None:
         try:
             base = parse_url(url)
         except ValueError as fault:
@@ -96,7 +89,6 @@ class ProviderClient:
             self._dial,
             ssl_context=tls_context(),
             connect_timeout_s=CONNECT_TIMEOUT_S,
-            idle_timeout_s=timeout_s,
             connections_max_count=CONNECTIONS_MAX_COUNT,
             idle_max_count=CONNECTIONS_MAX_COUNT // 2,
         )

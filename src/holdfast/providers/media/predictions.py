@@ -262,7 +262,7 @@ class PredictionProvider:
         self._retains_jobs = polling == "always"
         self._submit_timeout_s = submit_timeout_s
         self._ask_timeout_s = ask_timeout_s
-        self._client = ProviderClient(name, url, token=token, timeout_s=max(submit_timeout_s, ask_timeout_s))
+        self._client = ProviderClient(name, url, token=token)
 
     async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> ProviderUpdate | None:
         """Read the job's status. Raises :class:`JobCallFault`."""

@@ -9,13 +9,14 @@ Lines that end with a bare LF, and folded headers, are accepted: they are obsole
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import cache
+from functools import cache, partial
 from typing import Final, NamedTuple
 
 import certifi
@@ -272,7 +273,12 @@ class ClientConnection:
         self.parser.begin()
         is_sent = False
         begun = trio.current_time()
-        with trio.CancelScope(deadline=begun + self._idle_timeout_s) as scope:
+        limit: AbstractContextManager[trio.CancelScope | None] = (
+            nullcontext()
+            if self._idle_timeout_s == math.inf
+            else trio.CancelScope(deadline=begun + self._idle_timeout_s)
+        )
+        with limit as scope:
             lost: Exception | None = None
             try:
                 await self._stream.send_all(request)
@@ -283,14 +289,14 @@ class ClientConnection:
             try:
                 while not self.parser.has_head:
                     # Setting it costs more than the rest of the wait, and nearly every head comes at once.
-                    if (now := trio.current_time()) - begun > self._idle_timeout_s / 16:
+                    if scope is not None and (now := trio.current_time()) - begun > self._idle_timeout_s / 16:
                         begun, scope.deadline = now, now + self._idle_timeout_s
                     await self._receive()
             except (ReadError, RemoteProtocolError):
                 if lost is not None and not self.parser.has_begun:
                     raise WriteError("the connection was lost while the request was sent") from lost
                 raise
-        if scope.cancelled_caught:
+        if scope is not None and scope.cancelled_caught:
             raise (
                 ReadTimeout("no response in time") if is_sent else WriteTimeout("the request was not sent in time")
             )
@@ -353,12 +359,32 @@ class Response:
         return b"".join(blocks)
 
 
+class Exchange:
+    """The context of one exchange of a pool; a generator would cost each several calls more."""
+
+    __slots__ = ("_begin", "_connection", "_end")
+
+    def __init__(
+        self, begin: Callable[[], Awaitable[ClientConnection]], end: Callable[[ClientConnection], None]
+    ) -> None:
+        self._begin = begin
+        self._end = end
+
+    async def __aenter__(self) -> Response:
+        self._connection = await self._begin()
+        return Response(self._connection)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._end(self._connection)
+
+
 class ConnectionPool:
     """Connections to any number of endpoints.
 
     At most ``connections_max_count`` exchanges run at once, and at most ``idle_max_count`` connections are kept
     besides. Times in seconds: ``connect_timeout_s`` to wait until an exchange may start, and to start TLS;
-    ``idle_timeout_s`` to send a request, and between two receptions. ``start_tls`` is replaced in tests.
+    ``idle_timeout_s`` to send a request, and between two receptions: none if its owner limits a whole exchange.
+    ``start_tls`` is replaced in tests.
     """
 
     def __init__(
@@ -367,7 +393,7 @@ class ConnectionPool:
         *,
         ssl_context: ssl.SSLContext,
         connect_timeout_s: float,
-        idle_timeout_s: float,
+        idle_timeout_s: float = math.inf,
         connections_max_count: int,
         idle_max_count: int,
         start_tls: StartTls = start_tls,
@@ -383,23 +409,29 @@ class ConnectionPool:
         """Idle connections; the one that was used last is the last."""
         self._closes_idle = False
 
-    @asynccontextmanager
-    async def exchange(
-        self, endpoint: Endpoint, request: bytes, *, is_repeatable: bool, requester: str = ""
-    ) -> AsyncIterator[Response]:
-        """Send a request and open the response; its body has not been read yet.
+    def exchange(self, endpoint: Endpoint, request: bytes, *, is_repeatable: bool, requester: str = "") -> Exchange:
+        """Send a request and open the response in a block; its body has not been read yet.
 
         The connection is kept if the response is complete when the block ends, and closed otherwise. If a
         connection that was used before ends without a byte of the response, a request that ``is_repeatable`` is
         sent again on a new one. Raises :class:`TransportFault` and what ``dial`` raises.
         """
+        begin = partial(self._begin, endpoint, request, is_repeatable=is_repeatable, requester=requester)
+        return Exchange(begin, self._end)
+
+    async def _begin(
+        self, endpoint: Endpoint, request: bytes, *, is_repeatable: bool, requester: str
+    ) -> ClientConnection:
         await self._acquire()
         try:
-            connection = await self._start(endpoint, request, is_repeatable=is_repeatable, requester=requester)
-            try:
-                yield Response(connection)
-            finally:
-                self._keep_or_close(connection)
+            return await self._start(endpoint, request, is_repeatable=is_repeatable, requester=requester)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def _end(self, connection: ClientConnection) -> None:
+        try:
+            self._keep_or_close(connection)
         finally:
             self._free.release()
 

@@ -143,18 +143,22 @@ def start_span(
     )
 
 
-@contextmanager
-def span(name: str, kind: SpanKind = "internal", attributes: Attributes | None = None) -> Iterator[None]:
-    """Record the time of the context as a span of the current trace."""
-    begun = start_span(name, traceparent.get(), kind, attributes=attributes)
-    if begun is None:
-        yield
-        return
-    token = traceparent.set(begun.traceparent)
-    failed = True
-    try:
-        yield
-        failed = False
-    finally:
-        traceparent.reset(token)
-        begun.end(failed=failed)
+class span:  # noqa: N801 - used as a function; a generator would cost each span several calls more
+    """A context whose time is recorded as a span of the current trace."""
+
+    __slots__ = ("_attributes", "_begun", "_kind", "_name", "_token")
+
+    def __init__(self, name: str, kind: SpanKind = "internal", attributes: Attributes | None = None) -> None:
+        self._name = name
+        self._kind = kind
+        self._attributes = attributes
+
+    def __enter__(self) -> None:
+        self._begun = start_span(self._name, traceparent.get(), self._kind, attributes=self._attributes)
+        if self._begun is not None:
+            self._token = traceparent.set(self._begun.traceparent)
+
+    def __exit__(self, raised: type[BaseException] | None, *_: object) -> None:
+        if self._begun is not None:
+            traceparent.reset(self._token)
+            self._begun.end(failed=raised is not None)
