@@ -23,6 +23,7 @@ from holdfast.persistence.queries.reports import reports_page
 from holdfast.persistence.queries.tasks import (
     failed_tasks,
     find_tasks,
+    newest_tasks,
     open_reviews,
     task_by_id,
     tasks_of_account,
@@ -177,6 +178,18 @@ def test_the_last_page_costs_as_much_as_the_first(
     assert last <= 2 * first + 10, (first, last)
     whole, _ = reads.cost(lambda rows: list_page(rows, ADA, limit=COUNT))
     assert first * 10 < whole, (first, whole)
+
+
+def test_the_newest_tasks_of_several_accounts_cost_as_much_as_those_of_each(rows: Connection) -> None:
+    accounts = [ADA, BOB, "acct_none"]
+    reads = Reads(rows)
+    alone = [reads.cost(functools.partial(tasks_of_account, account_id=each, limit=PAGE))[0] for each in accounts]
+    together, plan = reads.cost(lambda rows: newest_tasks(PAGE)(rows, accounts))
+    assert "pk_tasks" in plan
+    assert together <= sum(alone) + 10, (alone, together)
+    found = newest_tasks(PAGE)(rows, accounts)
+    assert found == {each: tasks_of_account(rows, each, limit=PAGE) for each in accounts}
+    assert [len(found[each]) for each in accounts] == [PAGE, PAGE, 0]
 
 
 @pytest.mark.parametrize(

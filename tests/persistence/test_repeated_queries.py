@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Double, bindparam, func, select, text
 
 from holdfast.persistence.queries.accounts import find_totals
 from holdfast.persistence.queries.credentials import find_api_keys, find_sessions
-from holdfast.persistence.queries.tasks import find_tasks, tasks_of_account
+from holdfast.persistence.queries.tasks import find_tasks, newest_tasks, tasks_of_account
 from holdfast.persistence.records.tables import sign_ins
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.connections import BoundedConnection, await_in_call, connected
@@ -24,6 +24,7 @@ from .test_database import backends_ended
 RUNS = 50
 LOOKUPS: dict[str, Callable[[Connection, int], object]] = {
     "tasks": lambda rows, count: find_tasks(rows, ["task_1"] * count),
+    "newest tasks": lambda rows, count: newest_tasks(21)(rows, ["acct_1"] * count),
     "totals": lambda rows, count: find_totals(rows, ["acct_1"] * count),
     "keys": lambda rows, count: find_api_keys(rows, [b"1"] * count),
     "sessions": lambda rows, count: find_sessions(rows, [b"1"] * count),

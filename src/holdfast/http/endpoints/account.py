@@ -7,10 +7,9 @@ from typing import Final
 
 from holdfast.actors.account.messages import CreditChanged, Recharge
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import read_given_time
 from holdfast.http.kit.responses import IF_NONE_MATCH, NOT_MODIFIED, cacheable, reply_outcome
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
-from holdfast.http.kit.values import invalid_parameter, read_amount
+from holdfast.http.kit.values import invalid_parameter, read_amount, read_given_time
 from holdfast.http.schemas.common import (
     AccountBody,
     RechargedBody,

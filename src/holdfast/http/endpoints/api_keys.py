@@ -29,9 +29,8 @@ from holdfast.http.endpoints.limits import (
 )
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import mint_api_key
-from holdfast.http.kit.listing import read_given_time
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
-from holdfast.http.kit.values import invalid_parameter, read_amount, shown
+from holdfast.http.kit.values import invalid_parameter, read_amount, read_given_time, shown
 from holdfast.http.schemas.common import AmountGiven, render
 from holdfast.ledger.api_keys import (
     ALL_SCOPES,

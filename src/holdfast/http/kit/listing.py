@@ -24,7 +24,7 @@ import io
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypedDict, TypeVar, Unpack, get_args
@@ -35,15 +35,16 @@ from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Declaration, Media, Outcome, Parameter
-from holdfast.http.kit.values import SHOWN_CHARS_MAX, invalid_parameter, missing_parameter
+from holdfast.http.kit.values import SHOWN_CHARS_MAX, invalid_parameter, missing_parameter, read_time
 from holdfast.ledger.public_types import Amount
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import TaskStatus
-from holdfast.ledger.values import format_amount, format_time, midnight
+from holdfast.ledger.values import format_amount, format_time
 from holdfast.persistence.queries.ledger import NUMBER_MAX
 from holdfast.persistence.queries.newest import Listed, totals_of
 from holdfast.persistence.queries.paging import EARLIEST, LATEST, ScanEnd
 from holdfast.persistence.records.unreadable import UnreadableEntry
+from holdfast.persistence.server.lookups import Find
 
 E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
@@ -66,12 +67,6 @@ FORMULA_STARTS: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff
 """The signs also in full width, which spreadsheets for East Asian languages take for the same."""
 
 _LIMIT = re.compile(r"[0-9]{1,3}", re.ASCII)
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
-_DATE_TIME = re.compile(
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})",
-    re.ASCII,
-)
-_TIME_RULE: Final = "must be an RFC 3339 time with an offset, or a date"
 _ID = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
 _NUMBER = re.compile(r"-[0-9]+(?:\.[0-9]+)?", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -226,6 +221,11 @@ class Window:
     cursor: str | None
     is_file: bool
 
+    @property
+    def is_beginning(self) -> bool:
+        """Whether it is the first page of the whole list."""
+        return self.cursor is None and not (self.since or self.until or self.filters or self.is_file)
+
     def options(self, after: Position | None, limit: int) -> ListOptions:
         """Return which entries to read, after a position: one more than ``limit`` shows whether others follow."""
         return ListOptions(limit=limit + 1, since=self.since, until=self.until, after=after, filters=self.filters)
@@ -267,9 +267,9 @@ def read_window(call: Call, *, zone: tzinfo = UTC) -> Window | Refusal:
     times: dict[str, datetime] = {}
     for name in ("from", "to"):
         if name in values:
-            at = read_time(values[name], zone)
-            if at is None:
-                return invalid_parameter(name, _TIME_RULE, values[name])
+            at = read_time(name, values[name], zone)
+            if isinstance(at, Refusal):
+                return at
             times[name] = at
     if "from" in times and "to" in times and times["from"] >= times["to"]:
         return invalid_parameter("from", "must be earlier than to", values["from"])
@@ -306,29 +306,6 @@ def _refuse_filter(parameter: Parameter, name: str, value: str | None) -> Refusa
         rule = f"must have at most {FILTER_MAX_CHARS} characters and no NUL"
         return invalid_parameter(name[:SHOWN_CHARS_MAX], rule, value)
     return None
-
-
-def read_time(text: str, zone: tzinfo = UTC) -> datetime | None:
-    """Parse an RFC 3339 time with an offset, or a date as its midnight in ``zone``; None for anything else."""
-    text = text.replace(" ", "+")  # an offset's plus sign, sent unencoded in a query string
-    try:
-        if _DATE.fullmatch(text):
-            return midnight(date.fromisoformat(text), zone)
-        if _DATE_TIME.fullmatch(text):
-            return datetime.fromisoformat(text.upper()).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
-    return None
-
-
-def read_given_time(name: str, sent: str | None, *, after: datetime | None = None) -> datetime | Refusal | None:
-    """Parse an optional time, which must be later than ``after``, now. Refuses with ``invalid_parameter``."""
-    if sent is None:
-        return None
-    at = read_time(sent)
-    if at is None:
-        return invalid_parameter(name, _TIME_RULE, sent)
-    return at if after is None or at > after else invalid_parameter(name, "must be later than now", sent)
 
 
 # ------------------------------------------------------------------------------------------ cursors
@@ -487,15 +464,24 @@ async def list_of_account(
     position: Callable[[E], Position],
     *,
     file: CsvFile[E] | None = None,
+    newest: Callable[[int], Find[str, Sequence[E | UnreadableEntry]]] | None = None,
 ) -> Outcome:
     """Return a page of a list of the caller's account, or with ``format=csv`` the ``file``, if the list has one.
 
-    ``entries`` reads, ``body`` renders an entry, ``position`` returns its position. Refuses, before a file starts:
-    1. ``invalid_parameter``; 2. as the credential is refused; 3. ``invalid_cursor``.
+    ``entries`` reads, ``body`` renders an entry, ``position`` returns its position. ``newest`` finds the first so
+    many entries of an account, for first pages of the usual size: they are looked up together with the credential.
+    Refuses, before a file starts: 1. ``invalid_parameter``; 2. as the credential is refused; 3. ``invalid_cursor``.
     """
     window = read_window(call)
     if isinstance(window, Refusal):
         return window
+    if newest is not None and window.is_beginning and window.limit <= LIMIT_DEFAULT:
+        found = await call.look_up_as_caller(newest(window.limit + 1))
+        if isinstance(found, Refusal):
+            return found
+        assert call.request.caller is not None
+        page = cut_page(found or [], window.limit, position)
+        return _list_body(call, window, call.request.caller, page, body)
     account_id = await call.verify_caller()
     if isinstance(account_id, Refusal):
         return account_id

@@ -1,14 +1,15 @@
-"""Values that callers send: amounts and the headers of commands, and how error messages name and show them."""
+"""Values that callers send: amounts, times and the headers of commands, and how error messages show them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from datetime import UTC, date, datetime, tzinfo
 from typing import Final
 
 from holdfast.actors.runtime.refs import WhileDown
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.values import AMOUNT_MICRO_MAX, format_amount, parse_amount
+from holdfast.ledger.values import AMOUNT_MICRO_MAX, format_amount, midnight, parse_amount
 
 SHOWN_CHARS_MAX: Final = 80
 
@@ -55,6 +56,39 @@ def read_amount(
     else:
         return amount_micro
     return Refusal(code="invalid_amount", message=f"The amount {shown(text)} {rule}.", param=param)
+
+
+_DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
+_DATE_TIME: Final = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})",
+    re.ASCII,
+)
+
+
+def read_time(name: str, sent: str, zone: tzinfo = UTC) -> datetime | Refusal:
+    """Parse an RFC 3339 time with an offset, or a date as its midnight in ``zone``.
+
+    Refuses with ``invalid_parameter``.
+    """
+    text = sent.replace(" ", "+")  # an offset's plus sign, sent unencoded in a query string
+    try:
+        if _DATE.fullmatch(text):
+            return midnight(date.fromisoformat(text), zone)
+        if _DATE_TIME.fullmatch(text):
+            return datetime.fromisoformat(text.upper()).astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    return invalid_parameter(name, "must be an RFC 3339 time with an offset, or a date", sent)
+
+
+def read_given_time(name: str, sent: str | None, *, after: datetime | None = None) -> datetime | Refusal | None:
+    """Parse an optional time, which must be later than ``after``, now. Refuses with ``invalid_parameter``."""
+    if sent is None:
+        return None
+    at = read_time(name, sent)
+    if isinstance(at, Refusal) or after is None or at > after:
+        return at
+    return invalid_parameter(name, "must be later than now", sent)
 
 
 _WHOLE_SECONDS: Final = re.compile(r"[0-9]{1,6}", re.ASCII)

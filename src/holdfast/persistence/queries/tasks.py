@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import cache, partial
 from typing import Any, NamedTuple, Unpack
 
 import msgspec
@@ -18,12 +19,13 @@ from holdfast.ledger.tasks.task import Task, TaskStatus
 from holdfast.ledger.tasks.transitions import task_of_review_case
 from holdfast.ledger.values import format_amount
 from holdfast.persistence.queries.filtered_usage import scan_usage
-from holdfast.persistence.queries.paging import PageOptions, ScanEnd, page, page_of_account
+from holdfast.persistence.queries.paging import PageOptions, ScanEnd, newest_of_accounts, page, page_of_account
 from holdfast.persistence.records.reading import ASSET, TASK, TASK_WITH_INPUT, USAGE_ENTRY, task_of, usage_entry_of
 from holdfast.persistence.records.rows import AssetRow, UsageEntry
 from holdfast.persistence.records.tables import assets, holds, tasks
 from holdfast.persistence.records.tables import usage_entries as usage
 from holdfast.persistence.records.unreadable import UnreadableEntry, UnreadableRow, read_row, read_rows
+from holdfast.persistence.server.lookups import Find
 from holdfast.persistence.server.repeated_queries import RepeatedQuery, one_of
 from holdfast.telemetry.scrubbing import scrub
 
@@ -169,6 +171,22 @@ def tasks_of_account(
         return [*_listed(page_of_account(rows, TASK, TASK_ORDER, account_id, **options))]
     found, end = scan_usage(rows, account_id, filters, options, scanned_max, of_tasks=True)
     return [*_listed(found), *end]
+
+
+@cache
+def newest_tasks(limit: int) -> Find[str, list[Task | UnreadableEntry]]:
+    """Return what finds up to ``limit`` of each account's newest tasks, as :func:`tasks_of_account` returns them.
+
+    It is one object for each limit, so that lookups of the same limit share a query.
+    """
+    return partial(_newest_tasks, limit=limit)
+
+
+def _newest_tasks(
+    rows: Connection, account_ids: Sequence[str], *, limit: int
+) -> dict[str, list[Task | UnreadableEntry]]:
+    pages = newest_of_accounts(rows, TASK, TASK_ORDER, account_ids, limit=limit)
+    return {account_id: _listed(found) for account_id, found in pages.items()}
 
 
 def tasks_of_models(

@@ -13,7 +13,7 @@ import psycopg
 from psycopg.rows import namedtuple_row
 from sqlalchemy import ARRAY, BindParameter, ColumnElement, Connection, any_, bindparam, func, select
 from sqlalchemy.dialects import registry
-from sqlalchemy.sql import ClauseElement
+from sqlalchemy.sql import ClauseElement, TableValuedAlias
 from sqlalchemy.types import TypeEngine
 
 from holdfast.persistence.server.connections import driver_of, name_unreadable
@@ -46,10 +46,20 @@ class RepeatedQuery:
 
 
 def one_of(name: str, of_type: TypeEngine[Any]) -> ColumnElement[Any]:
-    """Return what a column is compared with to be equal to one of the elements of the parameter ``name``.
+    """Return what a column is compared with to be equal to one of the elements of the parameter ``name``."""
+    return any_(_elements(name, of_type))
 
-    The array passes through a subquery, so that a plan does not depend on its length. Otherwise the server plans
-    each execution, because it expects less of a plan for any array than of one for a short one.
+
+def each_of(name: str, of_type: TypeEngine[Any]) -> TableValuedAlias:
+    """Return the elements of the parameter ``name`` as the rows of a table, whose column ``key`` they are."""
+    return func.unnest(_elements(name, of_type)).table_valued("key").render_derived(name)
+
+
+def _elements(name: str, of_type: TypeEngine[Any]) -> ColumnElement[Any]:
+    """Return the array ``name``, passed through a subquery so that a plan does not depend on its length.
+
+    Otherwise the server plans each execution, because it expects less of a plan for any array than of one for a
+    short one.
     """
     elements: BindParameter[Any] = bindparam(name, type_=ARRAY(of_type))
-    return any_(func.array(select(func.unnest(elements)).scalar_subquery(), type_=ARRAY(of_type)))
+    return func.array(select(func.unnest(elements)).scalar_subquery(), type_=ARRAY(of_type))

@@ -32,10 +32,9 @@ from holdfast.http.kit.listing import (
     csv_media,
     filter_by,
     list_for_operators,
-    read_given_time,
 )
 from holdfast.http.kit.routes import Outcome
-from holdfast.http.kit.values import invalid_parameter, read_amount, shown
+from holdfast.http.kit.values import invalid_parameter, read_amount, read_given_time, shown
 from holdfast.http.schemas.common import AmountGiven, CreditChangedBody, credit_changed_body, render
 from holdfast.http.schemas.operators import ActionWithReason, Note, Reason, text_of
 from holdfast.ledger.public_types import Amount, Time

@@ -29,7 +29,7 @@ from holdfast.http.services.tasks import (
 from holdfast.ledger.api_keys import TASKS_READ, TASKS_WRITE
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
-from holdfast.persistence.queries.tasks import tasks_of_account
+from holdfast.persistence.queries.tasks import newest_tasks, tasks_of_account
 
 route = RouteTable("Tasks", auth=Auth.API_KEY)
 
@@ -106,6 +106,7 @@ async def list_tasks(call: Call) -> Outcome:
         tasks_of_account,
         functools.partial(task_body, call.deps, now=call.deps.now()),
         lambda task: Position(task.created_at, task.request_id),
+        newest=newest_tasks,
     )
 
 
