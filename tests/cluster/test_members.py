@@ -409,14 +409,14 @@ async def test_what_one_member_commits_wakes_those_who_wait_at_the_others(autoju
         with nodes[1].changes.watch("task_1") as watch:
             nodes[0].changes.commit([unit_of("acct_1")])
             await wait_all_tasks_blocked()
-            assert watch.take() == ([], False)
+            assert watch.take() == ({}, False)
             nodes[0].changes.commit([Unit(rows=(NewTaskRow(make_task("acct_1", "task_1", AT)),))])
             await watch.wait(math.inf)
-            assert watch.take() == (["task_1"], False)
+            assert watch.take() == ({"task_1": None}, False)
             # A member that ended may have committed something that it could not send any more.
             nodes[2].kill()
             await watch.wait(math.inf)
-            assert watch.take() == ([], True)
+            assert watch.take() == ({}, True)
             assert not nodes[1].changes.is_complete()
             await trio.sleep(LEASE_S + BEAT_S + 1)
             assert nodes[1].changes.is_complete()
@@ -428,7 +428,7 @@ async def test_what_one_member_commits_wakes_those_who_wait_at_the_others(autoju
                 watch.take()
                 late.changes.commit([Unit(rows=(NewTaskRow(make_task("acct_1", "task_1", AT)),))])
                 await watch.wait(math.inf)
-                assert watch.take() == (["task_1"], False)
+                assert watch.take() == ({"task_1": None}, False)
 
 
 async def test_commits_of_a_member_without_a_link_are_found_when_it_leaves(
@@ -447,7 +447,7 @@ async def test_commits_of_a_member_without_a_link_are_found_when_it_leaves(
             nodes[0].presence.beat_soon()
             await wait_all_tasks_blocked()
             assert changes.is_complete()
-            assert watch.take() == ([], True)
+            assert watch.take() == ({}, True)
 
 
 def unit_of(account_id: str) -> Unit:

@@ -22,7 +22,9 @@ from holdfast.http.services import following
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import OutputItem, Task, TaskRequest
 from holdfast.persistence.journal.changes import Change, Extent
+from holdfast.persistence.journal.units import Unit
 from holdfast.persistence.records import tables
+from holdfast.persistence.records.rows import AccountHead, TaskChangedRow
 
 from .api import Api
 from .identities import ACCOUNT, OTHER_ACCOUNT
@@ -412,6 +414,31 @@ async def test_streams_of_accounts_are_read_and_sent_together(api: Api, mock_clo
         # The first reads alone; what the others ask for meanwhile is the next group.
         assert api.rows.reads == reads + 2
         assert [stream.chunks for _, stream in streams] == [count + 1 for count in chunks]
+        mock_clock.rate = 100.0  # the server stops in its own time
+
+
+async def test_the_stream_of_an_account_reads_only_what_it_has_not_been_told(
+    api: Api, mock_clock: MockClock
+) -> None:
+    await api.add_task(api.task(ID))
+    head = AccountHead(ACCOUNT, version=2, operation_count=9, balance_micro=7_000_000, held_micro=2_000_000)
+    rows = (head, TaskChangedRow(progressed(api.task(ID), 2, "processing"), "proc_1"))
+    async with api.serving() as base, reading(base, api.session, path="/v2/control/stream") as stream:
+        assert await next_batch(stream) == ["account"]
+        first_read_at = trio.current_time()
+        await wait_all_tasks_blocked()
+        for begun_after_s, status, available in ((1.0, "processing", "5.00"), (-1.0, "queued", "9.76")):
+            mock_clock.jump(5.0)
+            await wait_all_tasks_blocked()
+            reads = api.rows.reads
+            api.deps.following.changes.commit([Unit(rows=rows)], first_read_at + begun_after_s)
+            await wait_all_tasks_blocked()
+            mock_clock.jump(account_following.GROUP_S)
+            task, account = await stream.next(), await stream.next()
+            assert task is not None
+            assert account is not None
+            assert (task.data["status"], account.data["available_balance"]) == (status, available)
+            assert (api.rows.reads > reads) == (status == "queued")
         mock_clock.rate = 100.0  # the server stops in its own time
 
 

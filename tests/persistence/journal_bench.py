@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import trio
 
+from holdfast.persistence.journal.changes import Changes
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit, UnitResult
 from holdfast.persistence.server.connections import await_in_call
@@ -82,7 +83,8 @@ class JournalBench:
         self.writer = ScriptedWriter()
         self.gate = DatabaseGate()
         self.gate.open()
-        self.journal = Journal(self.writer, self.gate, batch_units_max=batch_units_max)
+        self.changes = Changes()
+        self.journal = Journal(self.writer, self.gate, batch_units_max=batch_units_max, changes=self.changes)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         await self.journal.run(task_status=task_status)

@@ -9,7 +9,17 @@ import msgspec
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from holdfast.persistence.journal.changes import NAMED_MAX, REREAD_S, Change, Changes, Extent, Watch
+from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.journal.changes import (
+    NAMED_MAX,
+    PARTS_MAX,
+    REREAD_S,
+    VALUES_MAX,
+    Change,
+    Changes,
+    Extent,
+    Watch,
+)
 from holdfast.persistence.journal.units import Unit
 from holdfast.persistence.records.key_rows import ApiKeyUsedRow
 from holdfast.persistence.records.rows import AccountHead, TaskChangedRow
@@ -26,19 +36,19 @@ def unit_of(*rows: object) -> Unit:
 
 
 def is_woken(watch: Watch) -> bool:
-    row_ids, missed = watch.take()
-    return missed or bool(row_ids)
+    rows, missed = watch.take()
+    return missed or bool(rows)
 
 
 def test_a_commit_wakes_the_watches_of_its_account_and_its_tasks_only() -> None:
     changes = Changes()
     with changes.watch(ADA) as account, changes.watch(TASK.request_id) as task, changes.watch(BOB) as other:
         changes.commit([unit_of(AccountHead(ADA), TASK, ApiKeyUsedRow(BOB, "key_1", AT))])
-        assert account.take() == ([ADA, TASK.request_id], False)
-        assert task.take() == ([TASK.request_id], False)
+        assert account.take() == ({ADA: None, TASK.request_id: None}, False)
+        assert task.take() == ({TASK.request_id: None}, False)
         assert not is_woken(other)
         changes.commit([unit_of(AccountHead(ADA)), unit_of(AccountHead(BOB))])
-        assert account.take() == ([ADA], False)
+        assert account.take() == ({ADA: None}, False)
         assert not is_woken(task)
         assert is_woken(other)
     changes.commit([unit_of(AccountHead(ADA))])
@@ -66,7 +76,7 @@ async def test_a_wait_is_ended_by_changes_of_its_extent_only(autojump_clock: Moc
                     ended_by.append((extent, number))
                 # What does not end a wait is taken all the same, and ends a later one for less.
                 await watch.wait(math.inf)
-                assert watch.take() == ([TASK.request_id], False)
+                assert watch.take() == ({TASK.request_id: None}, False)
     assert ended_by == [
         (Extent.ANYTHING, 0), (Extent.ANYTHING, 1), (Extent.ANYTHING, 2),
         (Extent.STATUS, 1), (Extent.STATUS, 2),
@@ -74,13 +84,67 @@ async def test_a_wait_is_ended_by_changes_of_its_extent_only(autojump_clock: Moc
     ]  # fmt: skip
 
 
+async def test_what_was_committed_after_the_last_read_needs_none(mock_clock: MockClock) -> None:
+    changes, head = Changes(), AccountHead(ADA, 7)
+    second, third = (msgspec.structs.replace(TASK, version=version) for version in (2, 3))
+    with changes.watch(ADA, values_max=VALUES_MAX) as account, changes.watch(TASK.request_id) as task:
+
+        def commit(*rows: object, begun_at: float) -> None:
+            changes.commit([unit_of(row) for row in rows], begun_at)
+
+        commit(
+            head, TaskChangedRow(TASK, "proc_1", has_new_usage=True), TaskChangedRow(second, "proc_1"), begun_at=0
+        )
+        assert second.request.input
+        assert account.take() == ({ADA: head, TASK.request_id: small_of(second)}, False)
+        assert task.take() == ({TASK.request_id: None}, False)
+
+        # A read that ends now may have seen the next commit of what was noted before, and of what began before.
+        commit(head, begun_at=1)
+        mock_clock.jump(5)
+        account.note_read()
+        commit(third, begun_at=5)
+        assert account.take() == ({ADA: None, TASK.request_id: None}, False)
+        commit(third, begun_at=6)
+        assert account.take() == ({TASK.request_id: small_of(third)}, False)
+
+        # Another member's commit may be the later one, whichever notice comes first.
+        for first in (True, False):
+            if first:
+                changes.note([Change(ADA, TASK.request_id)])
+            commit(third, begun_at=7)
+            if not first:
+                changes.note([Change(ADA, TASK.request_id)])
+            assert account.take() == ({TASK.request_id: None}, False)
+
+        # Nor is what may not have been committed.
+        changes.commit([unit_of(head)])
+        assert account.take() == ({ADA: None}, False)
+
+
+def small_of(task: Task) -> Task:
+    """Return a task as a watch keeps it."""
+    return msgspec.structs.replace(task, request=task.request.without_input)
+
+
+def test_a_watch_keeps_little_of_what_was_committed() -> None:
+    changes = Changes()
+    large = msgspec.structs.replace(TASK.request, metadata={str(number): "" for number in range(PARTS_MAX + 1)})
+    with changes.watch(ADA, values_max=VALUES_MAX) as watch:
+        changes.commit([unit_of(msgspec.structs.replace(TASK, request=large))], 0.0)
+        assert watch.take() == ({TASK.request_id: None}, False)
+        many = [msgspec.structs.replace(TASK, request_id=f"task_{number}") for number in range(VALUES_MAX + 2)]
+        changes.commit([unit_of(*many)], 0.0)
+        assert list(watch.take()[0].values()) == [*map(small_of, many[:-2]), None, None]
+
+
 def test_a_slow_watch_keeps_a_bounded_number_of_names() -> None:
     changes = Changes()
     with changes.watch(ADA) as watch:
         changes.note(Change(ADA, f"task_{number}") for number in range(NAMED_MAX + 1))
-        row_ids, missed = watch.take()
-        assert (len(row_ids), missed) == (NAMED_MAX, True)
-        assert watch.take() == ([], False)
+        rows, missed = watch.take()
+        assert (len(rows), missed) == (NAMED_MAX, True)
+        assert watch.take() == ({}, False)
 
 
 def test_other_members_are_sent_what_is_committed_here_only() -> None:
@@ -120,8 +184,8 @@ async def test_while_notices_may_be_missed_rows_are_read_again_and_again(autojum
         for turn in range(1, 4):
             await watch.wait(math.inf)
             assert trio.current_time() == begun + turn * REREAD_S
-            assert watch.take() == ([], True)
+            assert watch.take() == ({}, True)
         changes.is_complete = lambda: True
         changes.note_missed()
         await watch.wait(math.inf)
-        assert watch.take() == ([], True)
+        assert watch.take() == ({}, True)

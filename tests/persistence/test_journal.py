@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from holdfast.persistence.journal.journal import BATCH_UNITS_SHARED
 from holdfast.persistence.journal.units import Committed, NotWritten, Stale, Unit, UnitResult, Unknown
 from holdfast.persistence.journal.writer import CommitUnanswered, ConnectionLost
+from holdfast.persistence.records.rows import AccountHead
 
 from .journal_bench import Author, JournalBench
 
@@ -25,6 +28,22 @@ async def test_a_batch_takes_what_arrived_during_the_last_commit(bench: JournalB
     bench.writer.finish()
     await author.has_settled(1 + BATCH_UNITS_SHARED)
     assert author.settled_units == [(unit, Committed()) for unit in first + later]
+
+
+async def test_what_was_committed_is_noted_and_what_may_have_been_is_named(bench: JournalBench) -> None:
+    heads = [AccountHead(f"acct_{number}") for number in range(3)]
+    results: list[UnitResult] = [Committed(), Unknown("lost"), NotWritten("refused")]
+    with ExitStack() as opened:
+        watches = [opened.enter_context(bench.changes.watch(head.id, values_max=1)) for head in heads]
+        author = Author()
+        for head in heads:
+            bench.journal.submit(Unit(rows=(head,)), author)
+        await bench.writer.has_begun()
+        bench.writer.finish(results)
+        await author.has_settled(3)
+        assert author.results == results
+        taken = [watch.take()[0] for watch in watches]
+    assert taken == [{"acct_0": heads[0]}, {"acct_1": None}, {}]
 
 
 async def test_a_batch_takes_half_of_many_units(bench: JournalBench) -> None:

@@ -1,18 +1,22 @@
 """What commits have changed, for requests and streams that wait for it instead of reading again and again.
 
-A process notes what its own journal has committed, and receives those of the other members. A notice only
-names a row: who gets it reads the row, and so sees what any other reader would. A notice may come without a change,
-and twice. One may be missed only while a member is not connected (``is_complete`` is False then), and afterwards
-all who wait are woken once.
+A process notes what its own journal has committed, and receives the notices of the other members. A notice names a
+row: who gets it reads the row, and so sees what any other reader would. A notice of this process may also have what
+was committed, which saves the read, unless it could be older than what was seen before: rows were read after that
+commit began, or another member has named the row. A notice may come without a change, and twice. One may be missed
+only while a member is not connected (``is_complete`` is False then), and afterwards all who wait are woken once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeAlias
 
+import msgspec
 import trio
 
 from holdfast.ledger.orders.order import Order
@@ -23,6 +27,13 @@ REREAD_S: Final = 1.0
 """How often a row is read again while notices may be missed."""
 NAMED_MAX: Final = 500
 """Of how many changed rows of an account a watch keeps the names; beyond that it has only ``missed`` some."""
+VALUES_MAX: Final = 32
+"""Of how many changed rows of an account a watch keeps what was committed; the others are read."""
+PARTS_MAX: Final = 16
+"""A task with more outputs, reports of progress and texts of metadata than this in all is read."""
+
+Value: TypeAlias = AccountHead | Order | Task
+"""What was committed of a row; a task without its input."""
 
 
 class Extent(IntEnum):
@@ -46,21 +57,34 @@ def _change_of_task(row: TaskChangedRow) -> Change:
     return Change(row.task.account_id, row.task.request_id, extent)
 
 
-_CHANGE_OF: Final[dict[type, Callable[[Any], Change]]] = {
-    AccountHead: lambda row: Change(row.id, row.id),
-    Order: lambda row: Change(row.account_id, row.order_id),
-    NewTaskRow: lambda row: Change(row.task.account_id, row.task.request_id),
-    TaskChangedRow: _change_of_task,
+_CHANGE_OF: Final[dict[type, Callable[[Any], tuple[Change, Value]]]] = {
+    AccountHead: lambda row: (Change(row.id, row.id), row),
+    Order: lambda row: (Change(row.account_id, row.order_id), row),
+    NewTaskRow: lambda row: (Change(row.task.account_id, row.task.request_id), row.task),
+    TaskChangedRow: lambda row: (_change_of_task(row), row.task),
 }
+
+
+def _kept(value: Value) -> Value | None:
+    """Return what a watch keeps of a row: not the input of a task, and nothing of a large one."""
+    if not isinstance(value, Task):
+        return value
+    state = value.state
+    parts = (value.request.metadata, state.progress, state.output, state.hosting.wanted, state.hosting.lost)
+    if sum(map(len, parts)) > PARTS_MAX:
+        return None
+    return msgspec.structs.replace(value, request=value.request.without_input)
 
 
 class Watch:
     """The notices of one task or one account that have come and were not taken yet."""
 
-    def __init__(self, changes: Changes) -> None:
+    def __init__(self, changes: Changes, values_max: int) -> None:
         self._changes = changes
+        self._values_max = values_max
         self._woken = trio.Event()
-        self._row_ids: dict[str, None] = {}
+        self._rows: dict[str, Value | None] = {}
+        self._read_at = -math.inf
         self._missed = False
         self._noted = 0
         """The greatest extent of what was noted, 0 if nothing was."""
@@ -77,15 +101,29 @@ class Watch:
         self._is_ended = True
         self.note(None)
 
-    def note(self, row_id: str | None, extent: Extent = Extent.END) -> None:
-        """Note that a row was changed; None: any may have been."""
-        if row_id is None or len(self._row_ids) >= NAMED_MAX:
+    def note(self, row_id: str | None, extent: Extent = Extent.END, value: Value | None = None) -> None:
+        """Note that a row was changed, and perhaps what was committed of it; None: any may have been."""
+        if row_id is None:
+            self._missed = True
+        elif row_id in self._rows:
+            # One that was named without its value must be read: the two may have come out of order.
+            self._rows[row_id] = value if self._rows[row_id] is not None else None
+        elif len(self._rows) >= NAMED_MAX:
             self._missed = True
         else:
-            self._row_ids[row_id] = None
+            self._rows[row_id] = value if len(self._rows) < self._values_max else None
         self._noted = max(self._noted, extent)
         if self._noted >= self._awaited:
             self._woken.set()
+
+    def takes_value(self, begun_at: float) -> bool:
+        """Whether what a commit that began then has written is newer than all that was read."""
+        return self._values_max > 0 and begun_at > self._read_at
+
+    def note_read(self) -> None:
+        """Note that rows were read: what commits that have begun by now have written may be older."""
+        self._read_at = trio.current_time()
+        self._rows = dict.fromkeys(self._rows)
 
     async def wait(self, until: float, extent: Extent = Extent.ANYTHING) -> None:
         """Return when a change of this extent is noted, when the watch is ending, and at a time (trio's).
@@ -103,10 +141,10 @@ class Watch:
         if waiting.cancelled_caught and reads_again:
             self._missed = True
 
-    def take(self) -> tuple[list[str], bool]:
-        """Return the ids of the rows that were changed, and whether others may have been."""
-        taken = list(self._row_ids), self._missed
-        self._row_ids.clear()
+    def take(self) -> tuple[dict[str, Value | None], bool]:
+        """Return the rows that were changed, None for one that must be read; and whether others may have been."""
+        taken = self._rows, self._missed
+        self._rows = {}
         self._missed = False
         self._noted = 0
         return taken
@@ -126,9 +164,12 @@ class Changes:
         self._watches: dict[str, dict[Watch, None]] = {}
 
     @contextmanager
-    def watch(self, watched_id: str) -> Iterator[Watch]:
-        """Watch a task by its id, or all of an account by the account's. What is read from now on is not missed."""
-        watch = Watch(self)
+    def watch(self, watched_id: str, *, values_max: int = 0) -> Iterator[Watch]:
+        """Watch a task by its id, or all of an account by the account's. What is read from now on is not missed.
+
+        The watch keeps what was committed of ``values_max`` rows at most.
+        """
+        watch = Watch(self, values_max)
         self._watches.setdefault(watched_id, {})[watch] = None
         try:
             yield watch
@@ -138,29 +179,44 @@ class Changes:
             if not watches:
                 del self._watches[watched_id]
 
-    def commit(self, units: Iterable[Unit]) -> None:
-        """Note what the units of a commit have changed, and send that to the other members."""
+    def commit(self, units: Iterable[Unit], begun_at: float = -math.inf) -> None:
+        """Note what the units of a commit have changed, and send that to the other members.
+
+        ``begun_at`` is when the commit began (trio's time); it is not given if it may not have happened.
+        """
         if self.send is None and not self._watches:
             return
         found: dict[Change, None] = {}
+        values: dict[str, Value] = {}
         for unit in units:
             for row in unit.rows:
                 change_of = _CHANGE_OF.get(type(row))
                 if change_of is not None:
-                    found[change_of(row)] = None
+                    change, value = change_of(row)
+                    found[change] = None
+                    values[change.row_id] = value
         if found:
-            self.note(found)
+            self.note(found, values, begun_at)
             if self.send is not None:
                 self.send(list(found))
 
-    def note(self, changes: Iterable[Change]) -> None:
-        """Wake those who wait for any of these."""
+    def note(
+        self,
+        changes: Iterable[Change],
+        values: Mapping[str, Value] = MappingProxyType({}),
+        begun_at: float = -math.inf,
+    ) -> None:
+        """Wake those who wait for any of these; ``values`` are what a commit that began then has written."""
         if not self._watches:
             return
         for account_id, row_id, extent in changes:
             for watched_id in {row_id, account_id}:
-                for watch in self._watches.get(watched_id, ()):
-                    watch.note(row_id, extent)
+                watches = self._watches.get(watched_id)
+                if watches is None:
+                    continue
+                value = None if row_id not in values else _kept(values[row_id])
+                for watch in watches:
+                    watch.note(row_id, extent, value if watch.takes_value(begun_at) else None)
 
     def note_missed(self) -> None:
         """Wake all who wait: a notice for any of them may have been missed."""

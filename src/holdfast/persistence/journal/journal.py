@@ -225,9 +225,9 @@ class Journal:
             metrics.JOURNAL_BATCH_UNITS.observe(len(units))
             for (unit, author), result in zip(batch, results, strict=True):
                 _tell_author(author, unit, result)
-            self._changes.commit(
-                unit for unit, result in zip(units, results, strict=True) if isinstance(result, Committed | Unknown)
-            )
+            ended = list(zip(units, results, strict=True))
+            self._changes.commit((unit for unit, result in ended if type(result) is Committed), begun)
+            self._changes.commit(unit for unit, result in ended if type(result) is Unknown)
             _count(results)
 
     async def _write(self, units: list[Unit]) -> list[UnitResult]:

@@ -7,7 +7,7 @@ resumes with ``Last-Event-ID``.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Final
@@ -28,16 +28,19 @@ from holdfast.http.kit.waiting import (
     stream_media,
     stream_response,
 )
+from holdfast.http.kit.waiting_calls import Following
 from holdfast.http.schemas.common import AccountBody, account_body
 from holdfast.http.schemas.payments import PaymentOrderBody, payment_order_body
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.http.services.following import RETRY_S, StreamClock, follow_task, sent
 from holdfast.ledger.api_keys import ACCOUNT_READ, TASKS_READ
+from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
-from holdfast.persistence.journal.changes import Watch
-from holdfast.persistence.queries.following import ROWS_AT_ONCE, Asked, Rows, find_changed, find_rows
+from holdfast.persistence.journal.changes import VALUES_MAX, Value, Watch
+from holdfast.persistence.queries.following import ROWS_AT_ONCE, Asked, Changed, Rows, find_changed, find_rows
+from holdfast.persistence.records.rows import AccountHead
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.lookups import Lookup
@@ -112,7 +115,7 @@ async def stream_account(call: Call) -> Outcome:
     if call.request.method == "HEAD":
         return Response(b"", content_type=EVENT_STREAM)
     with ExitStack() as opened:
-        watch = opened.enter_context(call.deps.following.changes.watch(account_id))
+        watch = opened.enter_context(call.deps.following.changes.watch(account_id, values_max=VALUES_MAX))
         wait = opened.enter_context(call.deps.following.waiting.counted(account_id, call.origin()))
         if isinstance(wait, Refusal):
             return wait
@@ -123,14 +126,16 @@ async def stream_account(call: Call) -> Outcome:
 async def _account_events(call: Call, account_id: str, after: int | None, watch: Watch) -> AsyncGenerator[bytes]:
     """Each round sends the rows that were changed, and then the account as it was before they were read.
 
-    ``position`` is the last one sent. Rows are looked for from there if notices may have been missed, and first.
+    If the notices have what was committed, nothing is read. Rows are looked for from ``position``, the last one
+    sent, if notices may have been missed, and first.
     """
     clock = StreamClock(CHECK_S)
     following = call.deps.following
     call.read_shares, call.request.is_settled = following.stream_shares, True
     sent: AccountBody | None = None
     position, missed = after, True
-    row_ids: Sequence[str] = ()
+    number, totals = 0, AccountTotals(account_id, 0, 0)
+    noted: Mapping[str, Value | None] = {}
     yield b"retry: %d\n\n" % RETRY_MS
     while True:
         try:
@@ -138,18 +143,20 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
                 if isinstance(await call.verify_caller(), Refusal):
                     return
                 yield b": idle\n\n"
-            lookup = Lookup(find_changed, Asked(account_id, tuple(row_ids), position, missed))
-            await following.stream_shares.run(account_id, partial(following.stream_lookups.run, lookup))
-            if lookup.found is None:
+            changed = None if missed else _committed(account_id, noted, number, totals)
+            asked = Asked(account_id, tuple(noted), position, missed)
+            changed = changed or await _read_changed(following, asked, watch)
+            if changed is None:
                 return
-            number, totals, row_ids, rows = lookup.found
-            lookup.found, events = None, b""
-            for start in range(0, len(row_ids), ROWS_AT_ONCE):
-                part = row_ids[start : start + ROWS_AT_ONCE]
+            number, totals, row_ids, rows = changed
+            changed, events, at_once = None, b"", max(len(rows), ROWS_AT_ONCE)
+            for start in range(0, len(row_ids), at_once):
+                part = row_ids[start : start + at_once]
                 if start:
                     if events:
                         yield events
                     rows = await call.read(partial(find_rows, row_ids=part))
+                    watch.note_read()
                 # A row may be large: while its events are sent, only they are in memory.
                 events, rows = _row_events(call, account_id, part, rows), {}
         except (DatabaseAway, AskFault):
@@ -157,7 +164,7 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
                 return
             await trio.sleep(RETRY_S)
             continue
-        body = account_body(totals)
+        noted, body = {}, account_body(totals)
         if row_ids or sent != body or position != number:
             events += event("account", body, number)
             sent, position = body, number
@@ -169,7 +176,29 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
         await trio.sleep(ACCOUNT_PAUSE_S)
         await watch.wait(min(clock.check_at, clock.ends_at))
         await trio.sleep_until(math.ceil(trio.current_time() / GROUP_S) * GROUP_S)
-        row_ids, missed = watch.take()
+        noted, missed = watch.take()
+
+
+async def _read_changed(following: Following, asked: Asked, watch: Watch) -> Changed | None:
+    lookup = Lookup(find_changed, asked)
+    await following.stream_shares.run(asked.account_id, partial(following.stream_lookups.run, lookup))
+    watch.note_read()
+    return lookup.found
+
+
+def _committed(
+    account_id: str, noted: Mapping[str, Value | None], number: int, totals: AccountTotals
+) -> Changed | None:
+    """Return what was committed since the account was as given; None if any of it, or all, has to be read."""
+    rows: dict[str, tuple[str, Task | Order]] = {}
+    for row_id, value in noted.items():
+        if value is None:
+            return None
+        if isinstance(value, AccountHead):
+            number, totals = value.operation_count, AccountTotals(account_id, value.balance_micro, value.held_micro)
+        else:
+            rows[row_id] = account_id, value
+    return Changed(number, totals, list(rows), rows) if noted else None
 
 
 def _row_events(call: Call, account_id: str, row_ids: Sequence[str], rows: Rows) -> bytes:
