@@ -116,6 +116,11 @@ class Watch:
         if self._noted >= self._awaited:
             self._woken.set()
 
+    @property
+    def must_read(self) -> bool:
+        """Whether something has to be read: a row that was changed, or without any change what may have been."""
+        return self._missed or not self._rows or any(value is None for value in self._rows.values())
+
     def takes_value(self, begun_at: float) -> bool:
         """Whether what a commit that began then has written is newer than all that was read."""
         return self._values_max > 0 and begun_at > self._read_at

@@ -45,10 +45,10 @@ from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.lookups import Lookup
 
-ACCOUNT_PAUSE_S: Final = 0.9
-"""After a batch of an account's events; the next one begins at a multiple of ``GROUP_S``, so a second later."""
+ACCOUNT_PAUSE_S: Final = 1.0
+"""Between two batches of an account's events."""
 GROUP_S: Final = 0.1
-"""Streams of accounts ask for what has changed at multiples of this, so that it is read for several at once."""
+"""Streams of accounts read what has changed at multiples of this, so that it is read for several at once."""
 
 route = RouteTable("Tasks")
 
@@ -173,10 +173,15 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
             del events
         if watch.is_ending or trio.current_time() >= clock.ends_at:
             return
-        await trio.sleep(ACCOUNT_PAUSE_S)
-        await watch.wait(min(clock.check_at, clock.ends_at))
+        noted, missed = await _next_notices(watch, until=min(clock.check_at, clock.ends_at))
+
+
+async def _next_notices(watch: Watch, until: float) -> tuple[dict[str, Value | None], bool]:
+    await trio.sleep(ACCOUNT_PAUSE_S)
+    await watch.wait(until)
+    if watch.must_read:
         await trio.sleep_until(math.ceil(trio.current_time() / GROUP_S) * GROUP_S)
-        noted, missed = watch.take()
+    return watch.take()
 
 
 async def _read_changed(following: Following, asked: Asked, watch: Watch) -> Changed | None:
