@@ -417,9 +417,7 @@ async def test_streams_of_accounts_are_read_and_sent_together(api: Api, mock_clo
         mock_clock.rate = 100.0  # the server stops in its own time
 
 
-async def test_the_stream_of_an_account_reads_only_what_it_has_not_been_told(
-    api: Api, mock_clock: MockClock
-) -> None:
+async def test_the_stream_of_an_account_reads_only_what_notices_lack(api: Api, mock_clock: MockClock) -> None:
     await api.add_task(api.task(ID))
     head = AccountHead(ACCOUNT, version=2, operation_count=9, balance_micro=7_000_000, held_micro=2_000_000)
     rows = (head, TaskChangedRow(progressed(api.task(ID), 2, "processing"), "proc_1"))

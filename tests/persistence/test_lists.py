@@ -180,7 +180,7 @@ def test_the_last_page_costs_as_much_as_the_first(
     assert first * 10 < whole, (first, whole)
 
 
-def test_the_newest_tasks_of_several_accounts_cost_as_much_as_those_of_each(rows: Connection) -> None:
+def test_the_newest_tasks_of_several_accounts_cost_those_of_each(rows: Connection) -> None:
     accounts = [ADA, BOB, "acct_none"]
     reads = Reads(rows)
     alone = [reads.cost(functools.partial(tasks_of_account, account_id=each, limit=PAGE))[0] for each in accounts]
