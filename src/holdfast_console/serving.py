@@ -16,7 +16,7 @@ from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import INTERNAL_ERROR, refusal_of_fault, refusal_of_http, row_of
 from holdfast.http.kit.operators import MAY_ONLY_READ, refuse_cross_origin
-from holdfast.http.kit.other_cells import LookAgain, NotHere, OfAnotherCell
+from holdfast.http.kit.other_cells import Elsewhere
 from holdfast.http.kit.requests import HoldfastRequest, current_request_id
 from holdfast.http.kit.routes import EVENT_STREAM
 from holdfast.ledger.refusals import Refusal
@@ -153,7 +153,7 @@ async def _refuse(site: Site, visit: Visit, refusal: Refusal) -> Response:
 
 def _refusal_of(fault: Exception, request: HoldfastRequest) -> Refusal:
     """Return the refusal of a fault. Raises it if the account may be in another cell."""
-    if isinstance(fault, OfAnotherCell | LookAgain | NotHere | AccountAway):
+    if isinstance(fault, Elsewhere | AccountAway):
         raise fault
     if isinstance(fault, HTTPException):
         return refusal_of_http(fault, request.method, request.path)[0]

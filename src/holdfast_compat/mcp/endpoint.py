@@ -20,12 +20,13 @@ from holdfast import __version__
 from holdfast.http.kit import bodies
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.errors import refusal_of_fault
+from holdfast.http.kit.other_cells import Elsewhere
 from holdfast.http.kit.requests import keep_request
 from holdfast.http.kit.routes import EVENT_STREAM, Media, Outcome, Parameter, RouteTable
 from holdfast.http.kit.waiting import CHECK_S, stream_response
 from holdfast.http.services.following import PAUSE_S, sent
 from holdfast.http.services.tasks import own_task
-from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.refusals import ACCOUNT_MOVING, Refusal
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.journal.changes import Extent, Watch
 from holdfast_compat.mcp.messages import (
@@ -187,6 +188,8 @@ async def _answer(at: ToolCall, request: Request) -> dict[str, object]:
         case "tools/call":
             try:
                 found = await _call_tool(at, request.params)
+            except Elsewhere:
+                raise
             except Exception as fault:
                 return _faulted(at.call, request.id, fault)
             if isinstance(found, RpcError):
@@ -246,6 +249,8 @@ async def _streamed(at: ToolCall, request: Request) -> Outcome:
             if isinstance(task, Refusal) or task.is_terminal:
                 found = await shown_result(call, task, with_images=wanted.images)
                 return _json(_result(call, request.id, found))
+        except Elsewhere:
+            raise
         except Exception as fault:
             return _json(_faulted(call, request.id, fault))
         wait = opened.enter_context(call.deps.following.waiting.counted(at.key.account_id, call.origin()))
@@ -278,6 +283,9 @@ async def _events(
             watch.take()
             found = await own_task(call, wanted.request_id)
         answer = _result(call, request.id, await shown_result(call, found, with_images=wanted.images))
+    except Elsewhere:
+        # The response has begun: the next call is sent on.
+        answer = _result(call, request.id, ACCOUNT_MOVING)
     except Exception as fault:
         answer = _faulted(call, request.id, fault)
     yield _event(answer)

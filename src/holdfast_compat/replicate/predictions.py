@@ -43,7 +43,7 @@ from holdfast.ledger.links import sign_link
 from holdfast.ledger.public_types import FreeForm
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, WebhookFormat
-from holdfast.ledger.values import format_time
+from holdfast.ledger.values import format_time, place_carried_by
 from holdfast.persistence.queries.tasks import tasks_of_account
 from holdfast_compat.attempts import RequestAttempts, group_of
 from holdfast_compat.model_words import SentInput, as_sent
@@ -337,7 +337,8 @@ async def stream_prediction(call: Call) -> Outcome:
     refusal = refuse_link(call, _streamed(call.path["request_id"], key), _LINK_EXPIRED)
     if refusal is not None:
         return refusal
-    call.bearer = Bearer("api_key", base64.urlsafe_b64decode(key + "="))
+    place = place_carried_by(call.path["request_id"])
+    call.bearer = Bearer("api_key", base64.urlsafe_b64decode(key + "="), place)
     return await follow_task(call, None, PredictionEvents(call).of)
 
 

@@ -519,7 +519,7 @@ class Call:
         deadline_s, sent = self.deps.settings.ask_deadline_s, self.request.sent[b"restart-wait"]
         deadline_s, while_down = read_restart_wait(sent, deadline_s) if sent else (deadline_s, "queue")
         reply = await ref.ask(command, deadline_s=deadline_s, while_down=while_down)
-        self.request.had_effect |= not isinstance(reply, Refusal)
+        self.request.had_effect |= not isinstance(reply, Refusal | Replayed)
         return reply
 
     async def act(self, command: Command[T]) -> T | Refusal:

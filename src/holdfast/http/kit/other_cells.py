@@ -33,7 +33,11 @@ class Hop(IntEnum):
     """The account was moved there."""
 
 
-class OfAnotherCell(Exception):
+class Elsewhere(Exception):
+    """What a request names may be in another cell: the request is sent on, or served again."""
+
+
+class OfAnotherCell(Elsewhere):
     """The request is to be answered by the first of some cells that has what it names.
 
     The ``former`` ones are asked after the others, as what is missing.
@@ -45,11 +49,11 @@ class OfAnotherCell(Exception):
         self.asked = (*((cell, hop) for cell in cells), *((cell, Hop.MISSED) for cell in former))
 
 
-class NotHere(Exception):
+class NotHere(Elsewhere):
     """The cell that has sent this request on must look elsewhere: this one does not have what it names."""
 
 
-class LookAgain(Exception):
+class LookAgain(Elsewhere):
     """What was not found may have come from another cell since."""
 
 

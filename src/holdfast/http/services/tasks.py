@@ -19,13 +19,16 @@ from sqlalchemy import Connection
 
 from holdfast.actors.account.messages import CreateTask, RefuseTask, RequestAttempt, TaskAccepted
 from holdfast.actors.account.replies import STORED_REFUSALS
+from holdfast.actors.runtime.faults import AccountAway
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.actors.task.messages import CancelTask, DeleteResults
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.credentials import KnownKey
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import refusal_of_fault
+from holdfast.http.kit.other_cells import Elsewhere
 from holdfast.http.kit.values import invalid_parameter, read_amount, shown
+from holdfast.http.kit.waiting import CHECK_S
 from holdfast.http.schemas.common import credit_path
 from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBounds
 from holdfast.ledger.api_keys import TASKS_READ, TASKS_WRITE
@@ -216,7 +219,10 @@ async def _created(call: Call, command: CreateTask | Refusal, reply: CreateReply
         request = command.request
     else:
         # An earlier request may have come with another key, or at another price.
-        _, found = (await call.read(lambda rows: find_tasks(rows, [request_id])))[request_id]
+        stored = await call.read(lambda rows: find_tasks(rows, [request_id]))
+        if request_id not in stored:
+            raise AccountAway("the account has replied from memory, and was moved away")
+        _, found = stored[request_id]
         if isinstance(found, UnreadableRow):
             raise found
         request, created_at = found.request, found.created_at
@@ -325,6 +331,8 @@ async def end_of_created(call: Call, request_id: str, until: float) -> Task | No
         return None
     try:
         found = await ended_task(call, request_id, wait_s)
+    except Elsewhere:
+        return None
     except Exception as fault:
         if refusal_of_fault(fault) is None:
             log.error("unexpected fault", exc_info=fault)
@@ -336,7 +344,8 @@ async def end_of_created(call: Call, request_id: str, until: float) -> Task | No
 async def end_of_task(call: Call, request_id: str, watch: Watch, until: float) -> Task | Refusal:
     """Return as :func:`own_task`, once a watched task has ended, the time is over, or the watch is ending."""
     while True:
-        await watch.wait(until, Extent.END)
+        # The account may be moved to another cell meanwhile, which no notice says.
+        await watch.wait(min(until, trio.current_time() + CHECK_S), Extent.END)
         watch.take()
         found = await own_task(call, request_id)
         if isinstance(found, Refusal) or found.is_terminal:
