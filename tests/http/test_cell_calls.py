@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from ipaddress import ip_network
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx2
 import pytest
 import trio
+from tests.certificates import Authority
 
 from holdfast.actors.account.messages import CreateTask, ReceivePaymentEvent, StopMail
 from holdfast.actors.runtime.faults import AccountAway
@@ -23,7 +26,7 @@ from holdfast.actors.sign_in.actor import new_session_token
 from holdfast.actors.sign_in.messages import AdmitOrigin, CodeIssued, OriginAdmitted, RequestCode
 from holdfast.actors.task.messages import ReceiveProviderUpdate, TaskReply
 from holdfast.http.kit.credentials import KeyCache, KnownKey, mint_api_key
-from holdfast.http.kit.forwarding import MARK, Clients
+from holdfast.http.kit.forwarding import ANSWER_BYTES_MAX, MARK, Clients
 from holdfast.http.kit.other_cells import Hop, OfAnotherCell, require_here
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.ledger.alerts.alerts import Alerts
@@ -32,6 +35,7 @@ from holdfast.ledger.cells import Cell, Cells
 from holdfast.ledger.orders.order import OrderResult
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.values import PLACES, new_id, new_id_at, place_of
+from holdfast.persistence.claims.files import FilesTotal
 from holdfast.persistence.queries.credentials import SessionRecord, find_sessions
 from holdfast.persistence.queries.moves import (
     Away,
@@ -210,6 +214,34 @@ async def test_a_cell_that_is_away_is_503_and_the_others_serve(two: tuple[Stage,
     assert (await first.http.get(unsubscribe_path(first, account_in(1)))).status_code == 200
 
 
+@pytest.mark.parametrize("authorities", ["authority.pem", "missing.pem"])
+async def test_a_cell_with_a_certificate_of_an_unknown_authority_is_away(
+    two: tuple[Stage, Stage],
+    nursery: trio.Nursery,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    authorities: str,
+) -> None:
+    async def respond(stream: trio.SSLStream[trio.SocketStream]) -> None:
+        with suppress(trio.BrokenResourceError):
+            await stream.receive_some()
+            await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(Authority(tmp_path).issue("127.0.0.1"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / authorities))
+    [listener] = await nursery.start(partial(trio.serve_ssl_over_tcp, respond, 0, tls, host="127.0.0.1"))
+    port = listener.transport_listener.socket.getsockname()[1]
+    first, _ = two
+    first.change(cells=cells(1, AWAY, f"https://127.0.0.1:{port}"))
+    response = await first.http.get(unsubscribe_path(first, account_in(2)))
+    if authorities == "authority.pem":
+        assert (response.status_code, response.content) == (200, b"{}")
+    else:
+        assert response.status_code == 503
+        assert "is away" in response.json()["error"]["message"]
+
+
 async def test_cells_that_disagree_answer_503_and_send_on_once(two: tuple[Stage, Stage]) -> None:
     first, second = two
     assert first.deps.cells is not None
@@ -283,7 +315,9 @@ async def test_a_card_event_reaches_the_cell_of_its_order(two: tuple[Stage, Stag
     assert (await send_event(first)).status_code == 503
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>", b'{"a":"\xff"}', b"[" * 100_000, b"cut"])
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b'{"a":"\xff"}', b"[" * 100_000, b" " * ANSWER_BYTES_MAX + b"{}", b"cut"]
+)
 async def test_a_card_event_is_sent_again_if_a_cells_answer_says_nothing(
     two: tuple[Stage, Stage], nursery: trio.Nursery, body: bytes
 ) -> None:
@@ -324,7 +358,8 @@ class Moves:
         self._sessions = [*sessions]
 
     async def read(self, query: object) -> object:
-        assert isinstance(query, partial)
+        if not isinstance(query, partial):
+            return FilesTotal(files=10**6, bytes=0)
         moves = FoundMoves(self.away, self.has_arrived)
         return FoundEmail(is_here=False, moves=moves) if query.func is find_email else moves
 
@@ -558,6 +593,27 @@ async def test_a_request_reaches_a_moved_account_over_three_cells(two: tuple[Sta
         moved.away = Away(4, is_closed=True)
         response = await first.http.get(SESSION_PATH, headers=headers)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "account_moving")
+        for each in (third, fourth):
+            await each.deps.state(Clients).close()
+
+
+async def test_an_upload_reaches_the_second_cell_that_had_its_place(two: tuple[Stage, Stage]) -> None:
+    first, second = two
+    third, fourth = another_cell(first), another_cell(first)
+    session, headers = session_in(2)
+    assert first.deps.cells is not None
+    async with third.serving() as third_url, fourth.serving() as fourth_url:
+        urls = [*(cell.url for cell in first.deps.cells.all), third_url, fourth_url]
+        places = ((HALVES[0], ()), (HALVES[1], ()), ((), HALVES[1]), ((), HALVES[1]))
+        listed = [
+            Cell(number, now, now, url, url, former_places=former, former_emails=former)
+            for number, (url, (now, former)) in enumerate(zip(urls, places, strict=True), 1)
+        ]
+        for number, each in enumerate((first, second, third, fourth), 1):
+            each.change(cells=Cells(number, listed))
+            move_away(each, None, session if each is fourth else None, has_arrived=False)
+        answer = await second.http.post("/v2/control/files", content=b"b" * 300_000, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "file_limit_reached")
         for each in (third, fourth):
             await each.deps.state(Clients).close()
 

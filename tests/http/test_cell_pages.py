@@ -14,7 +14,7 @@ import trio
 from sqlalchemy import insert, update
 
 from holdfast.http.endpoints.operators import cells as cells_module
-from holdfast.http.endpoints.operators.cells import ANSWER_BYTES_MAX
+from holdfast.http.kit.forwarding import ANSWER_BYTES_MAX
 from holdfast.ledger.cells import Cell, Cells
 from holdfast.ledger.values import PLACES, new_id_at, place_of
 from holdfast.persistence.records import tables

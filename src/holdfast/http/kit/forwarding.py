@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 import httpx2
@@ -51,8 +51,10 @@ from holdfast.persistence.server.lookups import Lookup
 from holdfast.providers.signatures import sign, verify_signature
 
 MARK: Final = "Holdfast-Forwarded"
-NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for an answer that is not JSON, or nested too deeply."""
+ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
+"""More than a process of each core of a thousand machines says of itself is no cell's answer."""
+LOST: Final = (httpx2.HTTPError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What an answer raises that does not come, or that is too long, no JSON, or nested too deeply."""
 CONNECT_S: Final = 2.0
 ANSWER_S: Final = 600.0
 """As long as a client of OpenAI's waits for a result. One that gives up earlier ends its request here and there."""
@@ -67,6 +69,8 @@ _OWN: Final = frozenset({b"x-request-id", b"traceresponse"})
 _SESSION: Final = re.compile(r"\bhst_[A-Za-z0-9_-]{43}", re.ASCII)
 _IN_PATH: Final = ("request_id", "order_id", "file_id", "asset_id", "archive_id")
 
+_OF_ACCOUNT: Final = b"/v2/control/limits"
+"""What any session or API key may ask for."""
 _KEY: Final = b"idempotency-key"
 _READING: Final = frozenset({"GET", "HEAD"})
 _MISSING: Final = frozenset({404, 410})
@@ -112,15 +116,19 @@ class Clients:
 
 def place_of_request(request: HoldfastRequest, path: Mapping[str, str], route: Route | ServedPage) -> int | None:
     """Return the place in a request's credential, in a page's cookie, or else in an id of the path."""
-    if isinstance(route, ServedPage):
-        found = _SESSION.search(";".join(request.sent[b"cookie"])) if route.needs_session else None
-        return None if found is None else place_of_credential([f"Bearer {found[0]}"])
-    if route.auth in BY_BEARER:
-        place = place_of_credential(request.sent[b"authorization"])
-        if place is not None:
-            return place
+    place = place_of_credential(_bearer_of(request, route))
+    if place is not None or isinstance(route, ServedPage):
+        return place
     named = next((path[name] for name in _IN_PATH if name in path), None)
     return None if named is None else place_carried_by(named)
+
+
+def _bearer_of(request: HoldfastRequest, route: Route | ServedPage) -> list[str]:
+    """Return the headers with a request's credential, as one would have that of a page's cookie."""
+    if isinstance(route, ServedPage):
+        found = _SESSION.search(";".join(request.sent[b"cookie"])) if route.needs_session else None
+        return [] if found is None else [f"Bearer {found[0]}"]
+    return request.sent[b"authorization"] if route.auth in BY_BEARER else []
 
 
 async def serve_in_cells(
@@ -156,10 +164,9 @@ async def serve_in_cells(
                 return Response(b"", status=_MISDIRECTED)
             request.has_looked_again = True
         except OfAnotherCell as found:
-            for cell, reason in found.asked:
-                answer = await forward(deps, request, cell, reason)
-                if answer is not None:
-                    return outcome_response(answer)
+            answer = await _ask_in_turn(deps, request, found, _bearer_of(request, route))
+            if answer is not None:
+                return outcome_response(answer)
             # It may have come back meanwhile, or it is nowhere.
             request.is_settled = True
         if request.is_body_gone:
@@ -213,8 +220,7 @@ async def forward(deps: Dependencies, request: HoldfastRequest, cell: Cell, hop:
     client = deps.state(Clients).client_for(cell, deps.settings.waiting_max)
     url = httpx2.URL(cell.url).copy_with(raw_path=_target(request))
     headers = _headers(deps, request, cell, hop)
-    has_body = bool(request.content_length or request.sent[b"transfer-encoding"])
-    content = request.kept_body if request.kept_body is not None else _parts(request) if has_body else None
+    content = _parts(request) if _is_sent_once(request) else request.kept_body
     # The connection may have been closed while it was kept for the next request.
     tries = 2 if content is request.kept_body and (request.method in _READING or request.sent[_KEY]) else 1
     while True:
@@ -250,6 +256,39 @@ async def forward(deps: Dependencies, request: HoldfastRequest, cell: Cell, hop:
     return response
 
 
+async def _ask_in_turn(
+    deps: Dependencies, request: HoldfastRequest, found: OfAnotherCell, bearer: Sequence[str]
+) -> Response | Refusal | None:
+    """Return as :func:`forward` the response of the first cell that has what a request names.
+
+    A body that is sent once goes only to a cell that has the account, where several may have it.
+    """
+    for cell, reason in found.asked:
+        is_sent_once = found.asked[1:] and bearer and _is_sent_once(request)
+        if is_sent_once and not await _has_account(deps, cell, reason, bearer[0]):
+            continue
+        answer = await forward(deps, request, cell, reason)
+        if answer is not None:
+            return answer
+    return None
+
+
+def _is_sent_once(request: HoldfastRequest) -> bool:
+    """Whether a request has a body that is sent on as it is read."""
+    return request.kept_body is None and bool(request.content_length or request.sent[b"transfer-encoding"])
+
+
+async def _has_account(deps: Dependencies, cell: Cell, hop: Hop, bearer: str) -> bool:
+    """Whether a cell has the account of a credential; True if it does not say, so that it is asked all the same."""
+    headers = {"Authorization": bearer, MARK: _mark(deps, cell, "GET", _OF_ACCOUNT, hop)}
+    try:
+        client = deps.state(Clients).client_for(cell, deps.settings.waiting_max)
+        answer = await client.get(cell.url + _OF_ACCOUNT.decode(), headers=headers)
+    except httpx2.HTTPError:
+        return True
+    return answer.status_code != _MISDIRECTED
+
+
 async def forward_to_each(
     deps: Dependencies, request: HoldfastRequest, without_effect: type[msgspec.Struct]
 ) -> Response | Refusal | None:
@@ -269,20 +308,33 @@ async def forward_to_each(
             continue
         try:
             async with response.response as parts:
-                content = b"".join([part async for part in parts])
-            if response.status_code == 200:
-                # First whether it is JSON at all: by type it is refused at the first part that differs.
-                msgspec.json.decode(content)
-                msgspec.json.decode(content, type=without_effect)
-                continue
-        except msgspec.ValidationError:
-            pass
-        except (httpx2.HTTPError, *NOT_JSON) as fault:
+                content = await read_answer(parts)
+        except LOST as fault:
             # It may have had its effect, so its sender must send it again.
             log.warning("a cell's answer was lost", cell=cell.number, reason=type(fault).__name__)
             return _UNKNOWN
+        if response.status_code == 200:
+            with suppress(msgspec.ValidationError):
+                msgspec.json.decode(content, type=without_effect)
+                continue
         return Response(content, response.status_code, response.headers)
     return None
+
+
+async def read_answer(parts: AsyncIterable[bytes]) -> bytes:
+    """Return the whole of another cell's answer, which is JSON. Raises one of :data:`LOST`."""
+    content = b""
+    with trio.CancelScope() as within_limit:
+        async for part in parts:
+            content += part
+            if len(content) > ANSWER_BYTES_MAX:
+                # The client's iterators are closed by this, and not by leaving them.
+                within_limit.cancel()
+    if within_limit.cancel_called:
+        raise msgspec.DecodeError("the answer is too long")
+    # Whether it is JSON at all: by type it is refused at the first part that differs.
+    msgspec.json.decode(content)
+    return content
 
 
 @asynccontextmanager
@@ -313,7 +365,7 @@ def _headers(deps: Dependencies, request: HoldfastRequest, cell: Cell, hop: Hop)
         kept.append((b"forwarded", f"for={shown}".encode()))
     elif address is not None:
         kept.append((b"x-forwarded-for", str(address).encode()))
-    mark = sign(_key(deps), _signed(cell, request, hop), at=int(deps.wall().timestamp()))
+    mark = _mark(deps, cell, request.method, _target(request), hop)
     host = httpx2.URL(cell.url).netloc
     return [(b"host", host), *kept, (MARK.lower().encode(), mark.encode())]
 
@@ -330,20 +382,25 @@ def _hop_of(deps: Dependencies, request: HoldfastRequest) -> int | None:
     """
     assert deps.cells is not None
     sent, own = ",".join(request.sent[MARK.lower().encode()]), deps.cells.own
+    method, target = request.method, _target(request)
     if not sent:
         return 0
     return next(
         (
             hop
             for hop in Hop
-            if verify_signature(sent, _signed(own, request, hop), [_key(deps)], now=deps.wall()) == "valid"
+            if verify_signature(sent, _signed(own, method, target, hop), [_key(deps)], now=deps.wall()) == "valid"
         ),
         None,
     )
 
 
-def _signed(cell: Cell, request: HoldfastRequest, hop: Hop) -> bytes:
-    return f"{cell.number} {hop.name} {request.method} ".encode() + _target(request)
+def _mark(deps: Dependencies, cell: Cell, method: str, target: bytes, hop: Hop) -> str:
+    return sign(_key(deps), _signed(cell, method, target, hop), at=int(deps.wall().timestamp()))
+
+
+def _signed(cell: Cell, method: str, target: bytes, hop: Hop) -> bytes:
+    return f"{cell.number} {hop.name} {method} ".encode() + target
 
 
 def _key(deps: Dependencies) -> str:

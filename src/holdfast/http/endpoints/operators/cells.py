@@ -13,7 +13,7 @@ import trio
 from holdfast.http.endpoints.operators.processes import Tree
 from holdfast.http.kit.actions import OperatorRoutes
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.forwarding import NOT_JSON
+from holdfast.http.kit.forwarding import LOST, read_answer
 from holdfast.http.kit.routes import Outcome
 from holdfast.ledger.cells import Cell
 from holdfast.ledger.public_types import Amount
@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 ANSWER_S: Final = 2.0
 """How long each cell is waited for."""
-ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
-"""More than a process of each core of a thousand machines says of itself is no cell's answer."""
 
 route = OperatorRoutes("Cells")
 
@@ -101,13 +99,9 @@ async def list_cells(call: Call) -> Outcome:
 
 async def _read(client: httpx2.AsyncClient, url: str, kind: type[T]) -> T | None:
     """Return what a cell answers, None without a valid answer in time."""
-    with trio.move_on_after(ANSWER_S) as in_time, suppress(httpx2.HTTPError, *NOT_JSON):
-        content = b""
+    with trio.move_on_after(ANSWER_S), suppress(*LOST):
         async with client.stream("GET", url) as answer:
-            async for part in answer.aiter_bytes():
-                content += part
-                if len(content) > ANSWER_BYTES_MAX:
-                    in_time.cancel()
+            content = await read_answer(answer.aiter_bytes())
         if answer.status_code == 200:
             return msgspec.json.decode(content, type=kind)
     return None
