@@ -118,7 +118,7 @@ class AccountsCheck:
             if proven is None:
                 proven = proven_numbers(rows, self._scope(rows)) if self._recent else {}
             page = check_history(rows, self._scope(rows), proven, most=OPERATIONS_MAX)
-            self._add(page.differences)
+            self._add(rows, page.differences)
             self.operations += page.counted
             self.last |= page.last
             proven |= {account_id: last.number for account_id, last in page.last.items()}
@@ -135,22 +135,30 @@ class AccountsCheck:
             nonlocal after
             assert after is not None
             differences, after = check_orders(rows, self._scope(rows), after, most=ORDERS_MAX)
-            self._add(differences)
+            self._add(rows, differences)
 
         while after is not None:
             yield "the orders", read
 
     def _rule(self, rule: Rule) -> Slice:
         def read(rows: Connection) -> None:
-            scope = [*self.accounts] if rule in MOVE_RULES else self._scope(rows)
-            for difference, total in find_differences(rows, rule, scope):
-                self._add([difference])
-                self._totals[difference.broken] = total
+            is_of_moves = rule in MOVE_RULES
+            scope = [*self.accounts] if is_of_moves else self._scope(rows)
+            found = [*find_differences(rows, rule, scope)]
+            self._add(rows, [difference for difference, _ in found], is_of_moves=is_of_moves)
+            for difference, total in found:
+                if difference.broken in self._examples:
+                    self._totals[difference.broken] = total
 
         return read
 
-    def _add(self, differences: list[Difference]) -> None:
+    def _add(self, rows: Connection, differences: list[Difference], *, is_of_moves: bool = False) -> None:
+        """Add what was found, unless the account has departed to another cell since the check began."""
+        found = [] if is_of_moves else [each.broken.account_id for each in differences]
+        away = accounts_away(rows, found) if found else set()
         for each in differences:
+            if each.broken.account_id in away:
+                continue
             self._totals[each.broken] += 1
             examples = self._examples.setdefault(each.broken, [])
             if len(examples) < EXAMPLES_MAX:
