@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -50,6 +51,9 @@ from holdfast.persistence.queries.orders import NamedOrder
 from holdfast.persistence.records.rows import SessionRevokedRow
 from holdfast.persistence.server.lookups import Lookup
 from holdfast.providers.signatures import sign
+from holdfast.sockets.listening import SlotSockets, Sockets
+from holdfast.telemetry.reports.reporter import Reporter
+from holdfast.wiring.http_server import HttpServer
 
 from .fake_actors import FakeDirectory
 from .identities import CARD_SECRET, NOW
@@ -173,6 +177,21 @@ async def test_a_key_of_another_cell_creates_its_task_there(two: tuple[Stage, St
     assert command.idempotency is not None
     assert (asked, command.idempotency.key) == (account_id, "order-7")
     assert first.accounts.asked == []
+
+
+async def test_no_request_reads_the_authorities_certificates(
+    two: tuple[Stage, Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as listening:
+        sockets = Sockets({0: SlotSockets(listening)}, is_shared=False)
+        for each in two:
+            HttpServer(sockets, 0, each.deps, Reporter(), lambda: True)
+    monkeypatch.setattr("ssl.create_default_context", lambda: pytest.fail("this takes 20 ms of the loop"))
+    first, second = two
+    link = unsubscribe_path(first, account_in(2))
+    assert (await first.http.post(link, data={"List-Unsubscribe": "One-Click"})).status_code == 200
+    token = {"Authorization": f"Bearer {first.deps.settings.operator_token}"}
+    assert len((await second.http.get("/ops/api/cells", headers=token)).json()["data"]) == 2
 
 
 async def test_a_link_that_names_an_account_of_another_cell_works(two: tuple[Stage, Stage]) -> None:

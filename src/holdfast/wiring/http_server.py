@@ -81,6 +81,7 @@ class HttpServer:
         self._is_shared = sockets.is_shared
         self._settings = deps.settings
         self._deps = deps
+        self._clients = None if deps.cells is None else deps.state(Clients)
         self._reporter = reporter
         self._is_final = is_final
         self._limits = server_limits(deps.settings)
@@ -137,7 +138,8 @@ class HttpServer:
 
     async def close_clients(self) -> None:
         """Close the connections to other cells."""
-        await self._deps.state(Clients).close()
+        if self._clients is not None:
+            await self._clients.close()
 
     def accept_for(self, slots: Collection[int]) -> None:
         """Accept on the sockets of the workers in ``slots`` too, and of no others."""

@@ -20,6 +20,7 @@ import msgspec
 import trio
 
 from holdfast.ledger.orders.order import Order
+from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.journal.units import Unit
 from holdfast.persistence.records.rows import AccountHead, NewTaskRow, TaskChangedRow
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from contextlib import suppress
 from typing import Annotated, Final, TypeVar
 
@@ -13,7 +12,7 @@ import trio
 from holdfast.http.endpoints.operators.processes import Tree
 from holdfast.http.kit.actions import OperatorRoutes
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.forwarding import LOST, read_answer
+from holdfast.http.kit.forwarding import LOST, Clients, read_answer
 from holdfast.http.kit.routes import Outcome
 from holdfast.ledger.cells import Cell
 from holdfast.ledger.public_types import Amount
@@ -62,13 +61,15 @@ class CellList(msgspec.Struct, frozen=True):
 async def list_cells(call: Call) -> Outcome:
     """Each is asked with the operators' token of this one, which all must have, for two seconds at most."""
     deps = call.deps
-    cells = () if deps.cells is None else deps.cells.all
+    if deps.cells is None:
+        return CellList([])
+    cells = deps.cells.all
     trees: dict[int, Tree | None] = {}
     books: dict[int, LiabilitiesBody | None] = {}
     headers = {"Authorization": f"Bearer {deps.settings.operator_token}"}
     async with (
         httpx2.AsyncClient(
-            trust_env=False, verify=ssl.create_default_context(), headers=headers, timeout=ANSWER_S
+            trust_env=False, verify=deps.state(Clients).ssl_context, headers=headers, timeout=ANSWER_S
         ) as client,
         trio.open_nursery() as nursery,
     ):
@@ -83,7 +84,7 @@ async def list_cells(call: Call) -> Outcome:
         [
             CellBody(
                 number=cell.number,
-                is_this=deps.cells is not None and cell is deps.cells.own,
+                is_this=cell is deps.cells.own,
                 is_reached=(tree := trees[cell.number]) is not None,
                 places=", ".join(map(_shown, cell.places)),
                 operators_url=cell.operators_url,
