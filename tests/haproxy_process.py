@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import socket
 import subprocess
 import time
@@ -36,18 +38,70 @@ def configured(changes: Mapping[str, str]) -> str:
     return text
 
 
+def write_configuration(folder: Path, changes: Mapping[str, str], servers: Sequence[str], cells: int) -> Path:
+    """Write a configuration with three servers or more, and a map for all or for each cell, which may be empty."""
+    added = "".join(f"    server {server} {server}\n" for server in servers[len(SERVERS) :])
+    changes = {**changes, LAST_SERVER: LAST_SERVER + added}
+    maps = [map_in(folder, cell) for cell in range(1, cells + 1)] or [map_in(folder)]
+    for each in maps:
+        each.touch()
+    changes[LOOK_UP] = "".join(LOOK_UP.replace(MAP, str(each)) for each in maps)
+    changes |= dict(zip(SERVERS, servers[: len(SERVERS)], strict=True))
+    file = folder / "haproxy.cfg"
+    file.write_text(configured(changes))
+    return file
+
+
+def map_in(folder: Path, cell: int | None = None) -> Path:
+    """Return the place map, or that of a cell."""
+    return folder / f"places{'' if cell is None else cell}.map"
+
+
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A running HAProxy: its URL, its place map, its socket, and its log."""
+    """A running HAProxy: its URL, its folder, its process, and what else is changed in its configuration."""
 
     url: str
-    places: Path
-    control: Path
-    log: Path
+    folder: Path
+    process: subprocess.Popen[bytes]
+    changes: Mapping[str, str]
+
+    @property
+    def places(self) -> Path:
+        """The place map."""
+        return map_in(self.folder)
+
+    @property
+    def control(self) -> Path:
+        """Its socket."""
+        return self.folder / "admin.sock"
+
+    @property
+    def log(self) -> Path:
+        """Its log."""
+        return self.folder / "haproxy.log"
 
     def map_of(self, cell: int) -> Path:
         """Return the place map of a cell."""
-        return self.places.with_name(f"places{cell}.map")
+        return map_in(self.folder, cell)
+
+    def reload(self, servers: Sequence[str], *, cells: int) -> None:
+        """Change its servers and maps, as ``systemctl reload`` does: a new process takes over the sockets."""
+        write_configuration(self.folder, self.changes, servers, cells)
+        before = self.process_id()
+        self.process.send_signal(signal.SIGUSR2)
+        deadline = time.monotonic() + START_S
+        while self.process_id() == before:
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.02)
+
+    def process_id(self) -> int:
+        """Return the id of the process that has the socket; 0 while there is none."""
+        try:
+            found = re.search(r"^Pid: (\d+)$", self.command("show info"), re.MULTILINE)
+        except OSError:
+            found = None
+        return int(found[1]) if found else 0
 
     def served_by(self, path: str) -> list[str]:
         """Return the servers of all requests for a path, in the order in which they ended."""
@@ -86,48 +140,29 @@ def haproxy(
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
     with listening:
-        port = listening.getsockname()[1]
-        proxy = Proxy(
-            f"http://127.0.0.1:{port}", folder / "places.map", folder / "admin.sock", folder / "haproxy.log"
-        )
-        maps = [proxy.map_of(cell) for cell in range(1, cells + 1)]
-        for file in (proxy.places, *maps):
-            file.touch()
-        added = "".join(f"    server {server} {server}\n" for server in servers[len(SERVERS) :])
-        changes = {**(limits or {}), LAST_SERVER: LAST_SERVER + added}
-        if maps:
-            changes[LOOK_UP] = "".join(LOOK_UP.replace(MAP, str(file)) for file in maps)
-        changes |= {
-            **dict(zip(SERVERS, servers[: len(SERVERS)], strict=True)),
+        changes = {
+            **(limits or {}),
             BIND: f"fd@{listening.fileno()}",
             PLAIN: f"bind {folder / 'plain.sock'}\n",
-            **({} if maps else {MAP: str(proxy.places)}),
-            CONTROL: str(proxy.control),
+            CONTROL: str(folder / "admin.sock"),
         }
-        file = folder / "haproxy.cfg"
-        file.write_text(configured(changes))
-        with proxy.log.open("wb") as log:
+        file = write_configuration(folder, changes, servers, cells)
+        with (folder / "haproxy.log").open("wb") as log:
             process = subprocess.Popen(
-                [path_of("haproxy"), "-db", "-f", str(file)],
+                [path_of("haproxy"), "-W", "-f", str(file)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=(listening.fileno(),),
             )
+        proxy = Proxy(f"http://127.0.0.1:{listening.getsockname()[1]}", folder, process, changes)
     try:
         deadline = time.monotonic() + START_S
-        while not _answers(proxy):
+        while not proxy.process_id():
             assert process.poll() is None, proxy.log.read_text()
             assert time.monotonic() < deadline, proxy.log.read_text()
             time.sleep(0.02)
         yield proxy
     finally:
-        process.kill()
+        process.terminate()
         process.wait(START_S)
-
-
-def _answers(proxy: Proxy) -> bool:
-    try:
-        return "Uptime" in proxy.command("show info")
-    except OSError:
-        return False

@@ -57,6 +57,11 @@ class RunningCells:
         """Return the cells as the first one sees them."""
         return Cells(1, load_settings(self.services[0].environment).cells)
 
+    def reload_proxy(self) -> None:
+        """Let HAProxy have the servers and the maps of all cells."""
+        numbers = range(1, len(self.services) + 1)
+        self.proxy.reload([self.address_of(number) for number in numbers], cells=len(numbers))
+
     def follow(self, number: int) -> None:
         """Keep the place map of a cell."""
         options = [
@@ -107,7 +112,7 @@ class RunningCells:
 def running_cells(
     catalog: Path, ranges: Sequence[Ranges], *, more: int = 0, **settings: str
 ) -> Iterator[RunningCells]:
-    """Run cells with these ranges; HAProxy also knows the servers of so many ``more``, which do not run yet."""
+    """Run cells with these ranges; so many ``more`` neither run nor are known to HAProxy yet."""
     count = len(ranges) + more
     folders = [new_folder() for _ in range(count + 1)]
     listening = socket.create_server(("127.0.0.1", 0))
@@ -126,9 +131,9 @@ def running_cells(
         Service(folder, CELL=str(number), RECEIPT_PREFIX=f"C{number}-", **common)
         for number, folder in enumerate(folders[:-1], 1)
     ]
-    servers = [f"127.0.0.1:{each.environment['HOLDFAST_PORT']}" for each in services]
+    servers = [f"127.0.0.1:{each.environment['HOLDFAST_PORT']}" for each in services[: len(ranges)]]
     try:
-        with haproxy(folders[-1] / "haproxy", servers, listening, cells=count) as proxy:
+        with haproxy(folders[-1] / "haproxy", servers, listening, cells=len(ranges)) as proxy:
             cells = RunningCells(services, listed, proxy)
             cells.list_cells(ranges)
             try:

@@ -47,7 +47,7 @@ def provider() -> Iterator[QuietProvider]:
 
 @pytest.fixture(scope="module")
 def cells(provider: QuietProvider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCells]:
-    """Three cells that run, and the server of a fourth."""
+    """Three cells that run, and a fourth that can be added."""
     catalog = provider.write_catalog(tmp_path_factory.mktemp("catalog"))
     with running_cells(catalog, THREE, more=1) as found:
         yield found
@@ -286,7 +286,13 @@ async def test_a_fourth_cell_is_added_to_the_running_service(
             nursery.start_soon(witness.work)
         cells.list_cells(FOUR)
         await trio.to_thread.run_sync(cells.services[3].start)
+        await trio.to_thread.run_sync(cells.reload_proxy)
         cells.follow(4)
+        for witness in witnesses:
+            await witness.answers(5)
+            assert witness.turned_away == []
+            # One is in progress.
+            assert len(witness.keys) - len(witness.created) <= 1
         for number in (1, 2, 3):
             for witness in witnesses:
                 await witness.answers(5)
