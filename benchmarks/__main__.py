@@ -23,7 +23,7 @@ PARTS = {
     "pages": "the account's pages: their first bytes, and creates beside open ones",
     "whole": "whole tasks beside a row-lock peer",
     "processes": "creating tasks through one and two processes",
-    "cells": "creates of three cells beside one, and beside one that is killed or gives an account away",
+    "cells": "creates of a cell alone, beside two others, and while one of them is killed or gives an account away",
     "readers": "creates beside slow readers of the report stream",
     "follow": "creates beside a followed task",
     "idle": "CPU, transactions and memory of an idle service",

@@ -35,9 +35,9 @@ def fdatasync_us(folder: Path, rounds: int = 200) -> float:
 
 
 @contextmanager
-def fresh_database() -> Iterator[tuple[str, Path]]:
+def fresh_database(within: Path | None = None) -> Iterator[tuple[str, Path]]:
     """Start a fully durable embedded database in its own folder; returns its URL and the folder."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=within) as name:
         folder = Path(name)
         server = EmbeddedPostgres(folder)
         server.acquire()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import selectors
 import socket
 import time
@@ -17,6 +18,11 @@ class Result:
     statuses: dict[int, int] = field(default_factory=dict)
     took_s: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
+
+    def add(self, status: int, latency_s: float) -> None:
+        """Add a response."""
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        self.latencies_s.append(latency_s)
 
     @property
     def rate(self) -> float:
@@ -39,9 +45,9 @@ class Connection:
         self._received = b""
         self._begun = 0.0
 
-    def send(self, request: bytes) -> None:
-        """Begin a request."""
-        self._begun = time.perf_counter()
+    def send(self, request: bytes, due: float | None = None) -> None:
+        """Begin a request, whose latency counts from now, or from when it was ``due``."""
+        self._begun = time.perf_counter() if due is None else due
         self.socket.sendall(request)
 
     def receive(self) -> tuple[int, float] | None:
@@ -61,22 +67,14 @@ class Connection:
         return None
 
 
-def run(
-    ports: Sequence[int],
-    request: Callable[[int, int], bytes],
-    *,
-    connections: int,
-    seconds: float,
-    pause_s: float = 0.0,
-) -> Result:
+def run(ports: Sequence[int], request: Callable[[int, int], bytes], *, connections: int, seconds: float) -> Result:
     """Keep ``connections`` busy for ``seconds``, spread evenly over servers on this machine.
 
     ``request(server, n)`` is sent to a server, which is given by its place in ``ports``; every begun request is
-    awaited. Each connection pauses for so long between a response and its next request.
+    awaited.
     """
     result = Result()
     waiting = selectors.DefaultSelector()
-    resting: deque[tuple[float, Connection, int]] = deque()
     begun, sent = time.perf_counter(), 0
     for number in range(connections):
         server = number % len(ports)
@@ -85,28 +83,53 @@ def run(
         connection.send(request(server, sent))
         sent += 1
     while waiting.get_map():
-        now = time.perf_counter()
-        while resting and resting[0][0] <= now:
-            _, connection, server = resting.popleft()
-            connection.send(request(server, sent))
-            sent += 1
-        for key, _ in waiting.select(timeout=max(0.0, resting[0][0] - now) if resting else 30):
+        for key, _ in waiting.select(timeout=30):
             connection, server = key.data
             received = connection.receive()
             if received is None:
                 continue
-            status, latency_s = received
-            result.statuses[status] = result.statuses.get(status, 0) + 1
-            result.latencies_s.append(latency_s)
-            now = time.perf_counter()
-            if now - begun >= seconds:
-                waiting.unregister(connection.socket)
-                connection.socket.close()
-            elif pause_s:
-                resting.append((now + pause_s, connection, server))
-            else:
+            result.add(*received)
+            if time.perf_counter() - begun < seconds:
                 connection.send(request(server, sent))
                 sent += 1
+            else:
+                waiting.unregister(connection.socket)
+                connection.socket.close()
+    result.took_s = time.perf_counter() - begun
+    result.latencies_s.sort()
+    return result
+
+
+def offer(
+    ports: Sequence[int], requests: Sequence[bytes], *, rate: float, connections: int, seconds: float
+) -> Result:
+    """Send requests in turn at random moments, ``rate`` a second on average, to servers on this machine in turn.
+
+    The moments are the same each time. A latency counts from its moment: that a connection becomes free is part of
+    it. Every begun request is awaited.
+    """
+    result = Result()
+    # epoll waits whole milliseconds.
+    waiting = selectors.SelectSelector()
+    idle = deque(Connection(("127.0.0.1", ports[number % len(ports)])) for number in range(connections))
+    for connection in idle:
+        waiting.register(connection.socket, selectors.EVENT_READ, connection)
+    gaps_s = random.Random(rate)
+    due = begun = time.perf_counter()
+    sent = 0
+    while due < begun + seconds or len(idle) < connections:
+        while idle and due < begun + seconds and due <= time.perf_counter():
+            idle.popleft().send(requests[sent % len(requests)], due)
+            sent += 1
+            due += gaps_s.expovariate(rate)
+        is_due_next = idle and due < begun + seconds
+        for key, _ in waiting.select(max(0.0, due - time.perf_counter()) if is_due_next else 30):
+            received = key.data.receive()
+            if received is not None:
+                result.add(*received)
+                idle.append(key.data)
+    for connection in idle:
+        connection.socket.close()
     result.took_s = time.perf_counter() - begun
     result.latencies_s.sort()
     return result
