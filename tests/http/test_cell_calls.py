@@ -27,7 +27,7 @@ from holdfast.actors.sign_in.actor import new_session_token
 from holdfast.actors.sign_in.messages import AdmitOrigin, CodeIssued, OriginAdmitted, RequestCode
 from holdfast.actors.task.messages import ReceiveProviderUpdate, TaskReply
 from holdfast.http.kit.credentials import KeyCache, KnownKey, mint_api_key
-from holdfast.http.kit.forwarding import ANSWER_BYTES_MAX, MARK, Clients
+from holdfast.http.kit.forwarding import ANSWER_BYTES_MAX, AWAY_S, MARK, Clients
 from holdfast.http.kit.other_cells import Hop, OfAnotherCell, require_here
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.ledger.alerts.alerts import Alerts
@@ -259,6 +259,41 @@ async def test_a_cell_with_a_certificate_of_an_unknown_authority_is_away(
     else:
         assert response.status_code == 503
         assert "is away" in response.json()["error"]["message"]
+
+
+async def test_a_cell_that_is_away_is_tried_by_one_request_a_second(
+    two: tuple[Stage, Stage], nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = two
+    calls = 0
+
+    async def answer_once(stream: trio.SocketStream) -> None:
+        nonlocal calls
+        calls += 1
+        async with stream:
+            await stream.receive_some()
+            await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+
+    now_s = 0.0
+    monkeypatch.setattr("trio.current_time", lambda: now_s)
+    with socket.socket() as there:
+        there.bind(("127.0.0.1", 0))
+        first.change(cells=cells(1, AWAY, f"http://127.0.0.1:{there.getsockname()[1]}"))
+        path = unsubscribe_path(first, account_in(2))
+
+        async def status() -> int:
+            return (await first.http.get(path)).status_code
+
+        assert await status() == 503
+        there.listen()
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(there))
+        nursery.start_soon(trio.serve_listeners, answer_once, [listener])
+        now_s = AWAY_S - 0.01
+        assert (await status(), calls) == (503, 0)
+        now_s = AWAY_S
+        assert [await status() for _ in range(3)] == [200] * 3
+        assert calls == 3
+        nursery.cancel_scope.cancel()
 
 
 async def test_cells_that_disagree_answer_503_and_send_on_once(two: tuple[Stage, Stage]) -> None:

@@ -56,6 +56,8 @@ ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 LOST: Final = (httpx2.HTTPError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What an answer raises that does not come, or that is too long, no JSON, or nested too deeply."""
 CONNECT_S: Final = 2.0
+AWAY_S: Final = 1.0
+"""How long a cell that could not be reached is not tried again."""
 ANSWER_S: Final = 600.0
 """As long as a client of OpenAI's waits for a result. One that gives up earlier ends its request here and there."""
 CLOSE_S: Final = 1.0
@@ -81,6 +83,10 @@ _DISAGREE: Final = Refusal(
     code="temporarily_unavailable",
     message="The parts of the service do not agree who serves this; try again later.",
 )
+_AWAY: Final = Refusal(
+    code="temporarily_unavailable",
+    message="The part of the service that has this account is away; try again later.",
+)
 _UNKNOWN: Final = Refusal(
     code="temporarily_unavailable",
     message="The outcome is unknown; repeat the request with its Idempotency-Key.",
@@ -99,6 +105,8 @@ class Clients:
     def __init__(self) -> None:
         self.ssl_context = ssl.create_default_context()
         self._clients: dict[str, httpx2.AsyncClient] = {}
+        self._away: dict[str, float] = {}
+        """When a cell that could not be reached is tried again."""
 
     def client_for(self, cell: Cell, connections_max: int) -> httpx2.AsyncClient:
         """Return the client for a cell."""
@@ -112,6 +120,27 @@ class Clients:
                 limits=httpx2.Limits(max_connections=connections_max, keepalive_expiry=5.0),
             )
         return found
+
+    def is_away(self, cell: Cell) -> bool:
+        """Whether a cell could not be reached, and this request is not the one a second that tries it again.
+
+        Otherwise each request for a machine that is off would wait here for it.
+        """
+        retry_at = self._away.get(cell.url)
+        now = trio.current_time()
+        if retry_at is not None and now >= retry_at:
+            self._away[cell.url] = now + AWAY_S
+            return False
+        return retry_at is not None
+
+    def note(self, cell: Cell, reason: str | None) -> None:
+        """Remember whether a cell was reached; ``reason`` says why not. A line says when that changes."""
+        if reason is None:
+            if self._away.pop(cell.url, None) is not None:
+                log.info("a cell is reached again", cell=cell.number)
+        elif cell.url not in self._away:
+            self._away[cell.url] = trio.current_time() + AWAY_S
+            log.warning("a cell cannot be reached", cell=cell.number, reason=reason)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -222,7 +251,10 @@ async def forward(deps: Dependencies, request: HoldfastRequest, cell: Cell, hop:
         return _DISAGREE
     if request.had_effect or request.is_body_gone:
         return _UNKNOWN
-    client = deps.state(Clients).client_for(cell, deps.settings.waiting_max)
+    clients = deps.state(Clients)
+    if clients.is_away(cell):
+        return _AWAY
+    client = clients.client_for(cell, deps.settings.waiting_max)
     url = httpx2.URL(cell.url).copy_with(raw_path=_target(request))
     headers = _headers(deps, request, cell, hop)
     content = _parts(request) if _is_sent_once(request) else request.kept_body
@@ -235,14 +267,14 @@ async def forward(deps: Dependencies, request: HoldfastRequest, cell: Cell, hop:
                 httpx2.Request(request.method, url, headers=headers, content=content), stream=True
             )
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as fault:
-            log.warning("a cell cannot be reached", cell=cell.number, reason=type(fault).__name__)
-            message = "The part of the service that has this account is away; try again later."
-            return Refusal(code="temporarily_unavailable", message=message)
+            clients.note(cell, type(fault).__name__)
+            return _AWAY
         except httpx2.HTTPError as fault:
             if tries and isinstance(fault, httpx2.NetworkError | httpx2.RemoteProtocolError):
                 continue
             log.warning("a cell's answer was lost", cell=cell.number, reason=type(fault).__name__)
             return _UNKNOWN
+        clients.note(cell, None)
         break
     if answer.status_code == _MISDIRECTED:
         await answer.aclose()
