@@ -11,7 +11,7 @@ the same in each window, on many connections, and the latencies of the first cel
 
 - an account of the second cell with ``--tasks`` tasks is moved to the third and back by the command;
 - the second is killed, and its requests arrive at the other two, as through a proxy;
-- it starts again, and its requests still arrive there.
+- it starts again, with no requests yet.
 
 In each round there are two windows in which nothing happens; the ratio of both is the noise. Each figure is the
 median over the rounds.
@@ -278,10 +278,14 @@ def compare_latencies(cells: Sequence[Cell], loads: Loads, options: argparse.Nam
         def start() -> None:
             second.process = started.enter_context(process(SERVE, f"{second.url}/readyz", second.settings))
 
-        def window(event: Callable[[], object] = lambda: None, away: Cell | None = None) -> Window:
+        def window(
+            event: Callable[[], object] = lambda: None,
+            away: Cell | None = None,
+            loaded: Sequence[Cell] = cells,
+        ) -> Window:
             before = flushes(watched)
             with on_core(second.core):
-                latencies_s = loads.offer(cells, options.connections, away, event)[0].latencies_s
+                latencies_s = loads.offer(loaded, options.connections, away, event)[0].latencies_s
             after = flushes(watched)
             p50_ms, p99_ms = (latencies_s[int(len(latencies_s) * share)] * 1e3 for share in (0.5, 0.99))
             return Window(p50_ms, p99_ms, (after[1] - before[1]) / (after[0] - before[0]))
@@ -292,7 +296,7 @@ def compare_latencies(cells: Sequence[Cell], loads: Loads, options: argparse.Nam
                 "an account moves": window(move),
                 "nothing happens again": window(),
                 "a cell is killed": window(kill, second),
-                "it starts": window(start, second),
+                "it starts": window(start, loaded=[watched, third]),
             }
             for name, each in found.items():
                 print(
