@@ -16,7 +16,7 @@ the same in each window, on many connections, and the latencies of the first cel
 In each round there are two windows in which nothing happens; the ratio of both is the noise. Each figure is the
 median over the rounds.
 
-Run: python -m benchmarks cells [--rate 100] [--seconds 7] [--rounds 6] [--connections 24] [--accounts 60]
+Run: python -m benchmarks cells [--rate 100] [--seconds 6] [--rounds 6] [--connections 24] [--accounts 60]
      [--tasks 1000]
 """
 
@@ -348,7 +348,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rate", type=float, default=100.0, help="creates a second that each cell is offered")
-    parser.add_argument("--seconds", type=float, default=7.0)
+    parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--connections", type=int, default=24, help="of each cell")
     parser.add_argument("--accounts", type=int, default=60)
