@@ -1,7 +1,8 @@
 """What an idle service costs: CPU of the service and of PostgreSQL, wakes, transactions, memory.
 
-One process of the service, started as it is in production, on a fresh database of its own. Its provider, which
-answers, is probed as providers are; with ``--emulators`` it has the development's studio and card provider instead.
+One process of the service with the settings of production, without a card provider, on a fresh database of its
+own. Its provider, which answers, is probed as providers are. With ``--emulators`` it has the development's
+settings, studio and card provider instead.
 The figures begin a while after the start, when what happens once has happened. CPU is what the scheduler has
 accounted, in percent of a core; the machine may be busy meanwhile, which makes each wake dearer.
 
@@ -17,11 +18,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from secrets import token_hex
 
 import psycopg
 
 from benchmarks.conditions import describe, fresh_database, print_figures
 from benchmarks.servers import SECRET, SERVE, free_port, process, service_settings
+from holdfast.settings.checks import REQUIRED_SECRETS
 
 SETTLE_S = 20.0
 """By then sums of the start's reports are stored, and first passes done."""
@@ -109,6 +112,8 @@ def running_service(url: str, folder: Path, *, emulators: bool) -> Iterator[int]
         if emulators:
             del settings["HOLDFAST_CATALOG"]
         else:
+            settings |= {"HOLDFAST_ENV": "production", "HOLDFAST_PROCESSES": "0"}
+            settings |= {f"HOLDFAST_{name}": token_hex() for name in REQUIRED_SECRETS}
             command = [sys.executable, "-m", "benchmarks.instant_provider", str(provider_port), SECRET]
             stack.enter_context(process(command, provider_url))
         service = stack.enter_context(process(SERVE, f"http://127.0.0.1:{port}/readyz", settings))

@@ -25,7 +25,7 @@ from benchmarks.conditions import describe, fresh_database
 
 REFUSING = "http://127.0.0.1:9"
 """Where no provider listens."""
-SECRET = "whole-tasks-of-the-benchmark-0123456789"
+SECRET = "b0c47f2e91d65a3817fe04c9ab62d85e"
 SERVE = [sys.executable, "-m", "holdfast", "serve"]
 BODY = b'{"model":"gpu/image-1","input":{"prompt":"a lighthouse at dusk"}}'
 SCHEMA = """{

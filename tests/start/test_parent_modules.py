@@ -33,6 +33,17 @@ def test_the_parent_imports_no_application_code() -> None:
     assert modules & APPLICATION == set()
 
 
+def test_the_service_imports_no_library_before_it_is_used() -> None:
+    # As `holdfast serve` does it; the option is refused once it has been read.
+    modules = modules_after(
+        "import contextlib, holdfast.start.service\n"
+        "from holdfast.commands.cli import app\n"
+        "with contextlib.suppress(SystemExit): app(['serve', '--processes', '-1'])"
+    )
+    assert "holdfast.providers.card.base" in modules
+    assert modules & {"alembic", "cryptography", "fpdf", "obstore", "PIL", "pydantic", "requests"} == set()
+
+
 def test_the_service_would_be_noticed() -> None:
     assert len(modules_after("import holdfast.start.children.serving") & APPLICATION) > len(APPLICATION) / 2
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.providers.card.base import CardPayments
-from holdfast.providers.card.stripe_adapter import StripeProvider
+from holdfast.providers.card.base import CardPayments, CardProvider
 from holdfast.settings.checks import has_emulators
 from holdfast.settings.settings import Settings
 from holdfast.sockets.emulator_sockets import EMULATOR_HOST, card_emulator_port
@@ -57,7 +56,9 @@ def _emulated(settings: Settings, port: int, take_outcome: TakeOutcome) -> CardS
     )
 
 
-def _adapter(settings: Settings, api_key: str, api_base: str | None, take_outcome: TakeOutcome) -> StripeProvider:
+def _adapter(settings: Settings, api_key: str, api_base: str | None, take_outcome: TakeOutcome) -> CardProvider:
+    from holdfast.providers.card.stripe_adapter import StripeProvider  # loaded only where there is a card provider
+
     return StripeProvider(
         api_key,
         api_base=api_base,

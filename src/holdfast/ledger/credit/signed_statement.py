@@ -15,7 +15,6 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from holdfast.ledger.credit.operations import HASHED_FIELDS, Operation
 from holdfast.ledger.credit.verify_statement import FORMAT
@@ -48,6 +47,8 @@ class SigningKey:
     """The key that signs statements. Its seed is 32 bytes."""
 
     def __init__(self, seed: bytes) -> None:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # loaded with the first key
+
         self._private = Ed25519PrivateKey.from_private_bytes(seed)
         self.public = self._private.public_key().public_bytes_raw()
         self.key_id = key_id_of(self.public)

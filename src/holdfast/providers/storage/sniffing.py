@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import IO, TypeAlias, cast
 
-from PIL import Image, UnidentifiedImageError
-
 from holdfast.providers.storage.durations import duration_of
 from holdfast.providers.storage.durations.reading import LENGTH_UNKNOWN_MIN, Contradiction, TooManySteps
 from holdfast.providers.storage.spool import Content
@@ -156,6 +154,8 @@ def _box_size(head: bytes) -> int:
 
 
 def _measure_image(data: MediaData, form: str) -> Measure:
+    from PIL import Image, UnidentifiedImageError  # loaded with the first image
+
     file = BytesIO(data) if isinstance(data, bytes) else cast("IO[bytes]", data)
     try:
         with Image.open(file, formats=(form,)) as image:
