@@ -24,7 +24,7 @@ from holdfast.actors.workers.dispatcher import (
     Dispatcher,
 )
 from holdfast.actors.workers.due_work import WAIT_S, DueWork
-from holdfast.actors.workers.passes import LOOK_S, Schedule, repeat
+from holdfast.actors.workers.passes import LOOK_S, Schedule, next_tick, repeat
 from holdfast.ledger.values import utc_now
 from holdfast.persistence.claims.archives import TRIES_MAX
 from holdfast.persistence.claims.coupons import CLAIM_OVERDUE_S
@@ -329,3 +329,11 @@ async def test_what_is_not_due_is_not_found(database: Database, table: str, valu
 
 async def test_each_kind_is_tried() -> None:
     assert DUE.keys() == KINDS
+
+
+async def test_what_is_looked_at_regularly_is_looked_at_together(mock_clock: MockClock) -> None:
+    ticks = []
+    for _ in range(4):
+        ticks.append((trio.current_time(), next_tick(0.5), next_tick(1.0)))
+        mock_clock.jump(0.25)
+    assert ticks == [(0, 0.5, 1), (0.25, 0.5, 1), (0.5, 1, 1), (0.75, 1, 1)]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import trio
 from msgspec.structs import replace
-from sqlalchemy import Connection
+from sqlalchemy import Connection, event
 
 from holdfast.actors.workers.heartbeat import Heartbeat, Presence
 from holdfast.persistence.claims.processes import (
@@ -18,6 +18,7 @@ from holdfast.persistence.claims.processes import (
     Membership,
     Process,
     beat,
+    claim_singletons,
     end_lease,
     renew_lease,
     this_process,
@@ -26,6 +27,7 @@ from holdfast.persistence.server.connections import await_in_call
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.service_clock import ServiceClock
 
+NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 STUDIO = frozenset({"studio"})
 READY = Membership("ready", ("unix:/run/a.sock", "tcp:10.0.0.5:7400"), 1)
 
@@ -67,6 +69,22 @@ async def test_a_singleton_is_held_by_one_process_until_it_gives_it_up(database:
     await database.work(lambda rows: end_lease(rows, first))
     assert (await beat_of(database, second, {"sweeper", "dispatcher"})).claimed == {"sweeper", "dispatcher"}
     assert (await beat_of(database, first, {"sweeper"})).claimed == set()
+
+
+async def test_a_process_that_has_all_it_wants_finds_that_in_one_statement(database: Database) -> None:
+    process = this_process()
+    statements: list[str] = []
+
+    def claim(rows: Connection, wanted: Collection[str]) -> frozenset[str]:
+        event.listen(rows, "before_cursor_execute", lambda *args: statements.append(args[2]))
+        return claim_singletons(rows, process, NOW, wanted)
+
+    await database.work(lambda rows: renew_lease(rows, process, NOW, []))
+    one, two = {"archives"}, {"archives", "checker"}
+    for wanted, count in ((one, 4), (one, 1), (two, 4), (two, 1), (set(), 4), (set(), 1)):
+        statements.clear()
+        assert await database.work(claim, wanted) == wanted
+        assert len(statements) == count
 
 
 @pytest.mark.skipif(this_process().machine is None, reason="this system does not list running processes")

@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 import trio
 
-from holdfast.actors.workers.passes import LOOK_S, one_pass
+from holdfast.actors.workers.passes import LOOK_S, next_tick, one_pass
 from holdfast.ledger.values import Now
 from holdfast.persistence.claims.due_work import KINDS, DueKind, find_due
 from holdfast.persistence.operators.overrides import Overrides
@@ -49,7 +49,7 @@ class DueWork:
                     await self.look()
             except DatabaseAway as away:
                 log.debug("look for due work postponed", reason=str(away))
-            await trio.sleep(LOOK_S)
+            await trio.sleep_until(next_tick(LOOK_S))
 
     async def look(self) -> None:
         """Find what there may be to do, and wake those who wait for it. Raises :class:`DatabaseAway`.

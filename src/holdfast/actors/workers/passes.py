@@ -81,6 +81,14 @@ class one_pass:  # noqa: N801 - used as a function; a generator would cost each 
             pass_s.observe(trio.current_time() - self._pass.began_at)
 
 
+def next_tick(period_s: float) -> float:
+    """Return the next multiple of a period on trio's clock.
+
+    What is looked at regularly is looked at then, so that an idle process wakes once for all of it.
+    """
+    return (trio.current_time() // period_s + 1) * period_s
+
+
 def always() -> bool:
     """Return True: the work is this process's own."""
     return True

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import structlog
 import trio
 
-from holdfast.actors.workers.passes import one_pass
+from holdfast.actors.workers.passes import next_tick, one_pass
 from holdfast.providers.media.base import MediaProvider
 from holdfast.providers.media.health import ProviderState
 from holdfast.telemetry import metrics
@@ -39,7 +39,7 @@ class ProviderWatch:
             while True:
                 self._start_due(nursery)
                 self._show_states()
-                await trio.sleep(CHECK_S)
+                await trio.sleep_until(next_tick(CHECK_S))
 
     def _start_due(self, nursery: trio.Nursery) -> None:
         now = trio.current_time()

@@ -10,7 +10,7 @@ import trio
 from prometheus_client import Gauge
 
 from holdfast.actors.runtime.mailbox import Mailbox
-from holdfast.actors.workers.passes import repeat
+from holdfast.actors.workers.passes import next_tick, repeat
 from holdfast.ledger.values import Now
 from holdfast.persistence.claims.files import all_files_total
 from holdfast.persistence.queries.backlog import WalSyncs, measure_backlog, read_wal_syncs
@@ -27,7 +27,7 @@ from holdfast.telemetry.metrics.samples import (
     sample_between,
 )
 
-LAG_S = 0.25
+LAG_S = 0.5
 """How often the event loop's lag is measured, and other workers see what was counted in batches."""
 
 
@@ -79,7 +79,7 @@ class Sampler:
     async def _measure_lag(self, until: float) -> float:
         """Measure until then how late a task resumes that is due; return the longest delay."""
         longest = 0.0
-        while (due := trio.current_time() + LAG_S) <= until:
+        while (due := next_tick(LAG_S)) <= until:
             await trio.sleep_until(due)
             lag_s = trio.current_time() - due
             metrics.LOOP_LAG_S.observe(lag_s)

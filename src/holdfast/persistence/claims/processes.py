@@ -58,7 +58,8 @@ _CLAIM_NAMES = text(
 )
 _HOLDERS = text(
     "select s.name, s.process_id, p.machine, p.pid, p.started, p.lease_until from singletons s "
-    "left join processes p using (process_id) where s.name = any(:wanted) order by s.name for update of s"
+    "left join processes p using (process_id) where s.name = any(:wanted) or s.process_id = :me "
+    "order by s.name for update of s"
 )
 _MOVE_NAME = text("update singletons set process_id = :me where name = :name")
 _END = text("update processes set lease_until = :ended_at where process_id = :process_id")
@@ -187,15 +188,17 @@ def end_lease(rows: Connection, process: Process) -> None:
 def claim_singletons(rows: Connection, process: Process, now: datetime, wanted: Collection[str]) -> frozenset[str]:
     """Claim the ``wanted`` names, release all others, and return those that it has.
 
-    A name is claimed from its holder only once that has ended or lost its lease.
+    A name is claimed from its holder only once that has ended or lost its lease. If all have been
+    claimed before, one statement finds that.
     """
     names = {"me": process.member_id, "wanted": sorted(wanted)}
-    rows.execute(_RELEASE_NAMES, names)
-    if not wanted:
-        return frozenset()
-    rows.execute(_CLAIM_NAMES, names)
+    found = rows.execute(_HOLDERS, names).all()
+    if {row.name for row in found} != set(wanted):
+        rows.execute(_RELEASE_NAMES, names)
+        rows.execute(_CLAIM_NAMES, names)
+        found = rows.execute(_HOLDERS, names).all()
     claimed: set[str] = set()
-    for row in rows.execute(_HOLDERS, names).all():
+    for row in found:
         if row.process_id == process.member_id:
             claimed.add(row.name)
         elif row.lease_until is None or row.lease_until <= now or has_ended(process, row):

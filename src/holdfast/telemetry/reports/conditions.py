@@ -273,10 +273,10 @@ class Conditions:
             metrics.CONDITIONS.labels(condition.name).set(lasting)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Check every second until cancelled."""
+        """Check every second, at the moment at which workers look, until cancelled."""
         task_status.started()
         while True:
-            await trio.sleep(CHECK_S)
+            await trio.sleep_until((trio.current_time() // CHECK_S + 1) * CHECK_S)
             self.check()
 
     def _end(self, found: _Lasting, until_s: float, reason: str) -> None:
