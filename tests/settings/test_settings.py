@@ -5,6 +5,7 @@ import errno
 import random
 import re
 import stat
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 import pytest
 
 from holdfast.settings import values
-from holdfast.settings.secret_strength import weakness
+from holdfast.settings.secret_strength import forget_words, weakness
 from holdfast.settings.settings import Settings, SettingsFault, load_locations, load_service_location, load_settings
 from holdfast.settings.warnings import find_warnings
 
@@ -287,6 +288,14 @@ def test_random_secrets_are_strong() -> None:
     for _ in range(10):
         assert weakness(rng.randbytes(16).hex()) is None
         assert weakness("whsec_" + base64.b64encode(rng.randbytes(24)).decode(), chars_min=24) is None
+
+
+def test_the_words_that_an_estimate_loads_can_be_forgotten() -> None:
+    for _ in range(2):
+        assert weakness("horsestaplehorsestaplehorsestaple") is not None
+        assert "zxcvbn" in sys.modules
+        forget_words()
+        assert not [name for name in sys.modules if name.startswith("zxcvbn")]
 
 
 def test_a_secret_with_blanks_inside_is_refused(development: dict[str, str]) -> None:

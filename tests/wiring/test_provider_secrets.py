@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,7 @@ def test_production_refuses_weak_or_shared_catalog_secrets(tmp_path: Path, provi
 )
 async def test_production_accepts_strong_secrets_and_checks_reloads(tmp_path: Path, providers: str) -> None:
     registry = ProviderRegistry(settings_of(tmp_path, providers, "production"))
+    assert "zxcvbn" not in sys.modules
     version = registry.catalog.version
     settings_of(tmp_path, f'[providers.box]\n{BOX}secret = "secret-1"\n', "production")
     assert not await registry.reload()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import sys
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -58,6 +59,12 @@ def weakness(secret: str, *, chars_min: int = CHARS_MIN) -> str | None:
     return None
 
 
+def forget_words() -> None:
+    """Free the lists of words, 15 MB. The next secret that is estimated loads them again."""
+    for name in [each for each in sys.modules if each.partition(".")[0] == "zxcvbn"]:
+        vars(sys.modules.pop(name)).clear()  # its functions would keep it until they are collected
+
+
 def is_plainly_weak(secret: str) -> bool:
     """A cheap check for development: short, an example, or a few characters repeated."""
     return len(secret) < CHARS_MIN or len(set(secret)) < 8 or secret in EXAMPLES
@@ -74,7 +81,7 @@ def _is_sequence(text: str) -> bool:
 
 
 def _is_guessable(text: str, guesses_log10_min: float) -> bool:
-    # Imported here: its word lists take a second and several megabytes to load, and only production uses them.
+    # Imported here: its lists of words take a quarter of a second to load, and only production uses them.
     from zxcvbn import zxcvbn  # type: ignore[import-untyped]
 
     estimated = text[:CHARS_ESTIMATED_MAX]

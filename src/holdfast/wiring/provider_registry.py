@@ -23,7 +23,7 @@ from holdfast.providers.media.kinds import PROVIDER_KINDS, kind_rules
 from holdfast.providers.media.provider_check import CHECK_ATTEMPT
 from holdfast.providers.outbound.guarded import Origin
 from holdfast.settings.checks import INSTALL_EMULATORS, has_emulators
-from holdfast.settings.secret_strength import weakness
+from holdfast.settings.secret_strength import forget_words, weakness
 from holdfast.settings.settings import Settings, environment
 from holdfast.settings.values import is_open_to_all
 from holdfast.sockets.emulator_sockets import EMULATOR_HOST
@@ -67,7 +67,7 @@ class ProviderRegistry:
         self.providers: dict[str, MediaProvider] = {}
         self.origins: set[Origin] = set()
         self._conditions: Conditions | None = None
-        catalog = self._checked(read_catalog(settings.catalog))
+        catalog = self._read()
         providers = self._create_providers(catalog, {})
         self.catalog = catalog
         self._install(providers)
@@ -87,8 +87,8 @@ class ProviderRegistry:
         Tasks carry their terms. Earlier catalogs are retained while quotes of them are valid.
         """
         try:
-            catalog = await trio.to_thread.run_sync(read_catalog, self._settings.catalog, limiter=self._reading)
-            providers = self._create_providers(self._checked(catalog), self.catalog.providers)
+            catalog = await trio.to_thread.run_sync(self._read, limiter=self._reading)
+            providers = self._create_providers(catalog, self.catalog.providers)
         except (CatalogFault, OSError) as fault:
             for line in getattr(fault, "lines", (str(fault),)):
                 log.error("catalog fault", fault=line)
@@ -122,10 +122,12 @@ class ProviderRegistry:
         live = [(version, entry) for version, entry in past.items() if now < entry[0]]
         self._past = dict(live[-PAST_CATALOGS_MAX:])
 
-    def _checked(self, catalog: Catalog) -> Catalog:
-        """Return the catalog if it can be used here. Raises :class:`CatalogFault`."""
+    def _read(self) -> Catalog:
+        """Read the catalog, which can be used here. Blocks. Raises :class:`CatalogFault`."""
+        catalog = read_catalog(self._settings.catalog)
         check_studio(catalog)
         check_secrets(catalog, self._settings)
+        forget_words()
         if self._settings.is_production and needs_studio(catalog):
             log.warning("the catalog sells placeholder outputs of the built-in studio")
         return catalog
