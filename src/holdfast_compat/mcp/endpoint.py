@@ -17,6 +17,7 @@ import trio
 from quart import Response
 
 from holdfast import __version__
+from holdfast.actors.runtime.faults import AccountAway
 from holdfast.http.kit import bodies
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.errors import refusal_of_fault
@@ -283,7 +284,7 @@ async def _events(
             watch.take()
             found = await own_task(call, wanted.request_id)
         answer = _result(call, request.id, await shown_result(call, found, with_images=wanted.images))
-    except Elsewhere:
+    except (Elsewhere, AccountAway):
         # The response has begun: the next call is sent on.
         answer = _result(call, request.id, ACCOUNT_MOVING)
     except Exception as fault:
