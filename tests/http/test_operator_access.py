@@ -516,7 +516,7 @@ async def test_who_signs_out_while_the_database_is_away_stays_signed_out(api: Ap
     refused(await api.call("GET", path, headers=cookie), 401, "invalid_session")
 
 
-async def test_a_stored_session_cannot_end_while_the_database_is_away_but_is_refused(api: Api) -> None:
+async def test_a_sign_out_in_an_outage_is_refused_and_so_is_the_session(api: Api) -> None:
     async def away(_change: object) -> None:
         raise DatabaseAway("gone", retry_after_s=1.0)
 
