@@ -20,7 +20,7 @@ from holdfast.persistence.journal.statements import STATEMENTS
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.key_rows import ApiKeyRecord
 from holdfast.persistence.records.resulting_rows import payment_rows
-from holdfast.persistence.records.rows import UsageEntry
+from holdfast.persistence.records.rows import NewTaskRow, UsageEntry
 from holdfast.persistence.server.database import Database
 
 from .fake_rows import CountingRows
@@ -109,8 +109,10 @@ class Api(Stage):
 
     def usage_of(self, task: Task) -> UsageEntry:
         """Return the usage entry that is written with a task."""
-        [statement] = [each for each in STATEMENTS if each.kind is Task and each.table is tables.usage_entries]
-        [cells] = statement.rows_of([task])
+        [statement] = [
+            each for each in STATEMENTS if each.kind is NewTaskRow and each.table is tables.usage_entries
+        ]
+        [cells] = statement.rows_of([NewTaskRow(task)])
         return UsageEntry(**dict(zip(statement.columns, cells, strict=True)))
 
     async def add_usage(self, entry: UsageEntry) -> None:
