@@ -247,6 +247,16 @@ async def test_a_dispatcher_that_has_ended_gives_no_slots(setup: Setup) -> None:
     assert setup.new_task_slots.take("studio", "task_2")
 
 
+async def test_a_dispatcher_gives_no_slots_that_another_process_assigns(setup: Setup) -> None:
+    is_ours = True
+    dispatcher = setup.dispatcher(assigns_slots=lambda _: is_ours)
+    await dispatcher.check_due()
+    assert setup.new_task_slots.take("studio", "task_1")
+    # Its next check, which would find that, may be seconds away.
+    is_ours = False
+    assert not setup.new_task_slots.take("studio", "task_2")
+
+
 class SlowDatabase:
     """The database; an answer arrives once ``on_answer`` was called with the work, and ``may_answer`` is set."""
 
