@@ -64,6 +64,8 @@ class AccountsCheck:
         self.is_done = False
         self._recent = recent
         self._here: list[str] | None = None
+        self._departed: set[str] = set()
+        """Accounts of which differences were not added, because they were away by then."""
         self._examples: dict[BrokenRule, list[str]] = {}
         self._totals: Counter[BrokenRule] = Counter()
 
@@ -85,8 +87,8 @@ class AccountsCheck:
         return {broken: summary(found, self._totals[broken]) for broken, found in self._examples.items()}
 
     def write_checkpoints(self, rows: Connection) -> None:
-        """Write a checkpoint at the last operation of each account that breaks no rule."""
-        broken = {each.account_id for each in self._examples}
+        """Write a checkpoint at the last operation of each account of which no difference was found."""
+        broken = {each.account_id for each in self._examples} | self._departed
         values = [
             {
                 "account_id": account_id,
@@ -156,6 +158,7 @@ class AccountsCheck:
         """Add what was found, unless the account has departed to another cell since the check began."""
         found = [] if is_of_moves else [each.broken.account_id for each in differences]
         away = accounts_away(rows, found) if found else set()
+        self._departed |= away
         for each in differences:
             if each.broken.account_id in away:
                 continue
