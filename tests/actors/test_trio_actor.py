@@ -8,12 +8,14 @@ from typing import Any
 import pykka
 import pytest
 import trio
+from tests.recorded_refs import RecordedRef
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.actors.runtime.actor import Ending, TrioActor
 from holdfast.actors.runtime.faults import Crashed, OutcomeUnknown, StaleFence, Unavailable
-from holdfast.actors.runtime.journaled import Commit, JournaledActor, Reload
+from holdfast.actors.runtime.journaled import Commit, JournaledActor, Reload, Tell
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage, TrioFuture
+from holdfast.actors.runtime.messages import Command
 from holdfast.persistence.journal.units import (
     AlreadyReplied,
     Broken,
@@ -196,6 +198,7 @@ class WritingActor(JournaledActor):
     def __init__(self) -> None:
         super().__init__(Mailbox(100), self)  # type: ignore[arg-type]  # it is its own journal
         self.submitted: list[Unit] = []
+        self.told_void: list[object] = []
         self.fault: Exception | None = None
 
     def submit(self, unit: Unit, _: Any) -> None:
@@ -204,7 +207,8 @@ class WritingActor(JournaledActor):
     async def on_receive(self, message: Any) -> Any:
         if isinstance(message, int):
             probe = IdempotencyProbe("a", "r", str(message))
-            return Commit(Unit(probe=probe), f"written {message}")
+            told: Any = RecordedRef(lambda _: self.told_void.append(message))
+            return Commit(Unit(probe=probe), f"written {message}", tells_if_void=(Tell(told, Command()),))
         if message == "reload":
             raise Reload("stale")
         if message == "fault":
@@ -288,6 +292,8 @@ async def test_a_void_decision_ends_the_incarnation_and_requeues_the_rest(
 async def test_unknown_results_are_replied_and_the_rest_requeued(nursery: trio.Nursery) -> None:
     harness = Harness(nursery, 1, 2, "a", 3)
     await harness.settle_all(Unknown("cut off"), Unknown("cut off"), NotWritten("void"))
+    # What may have been written is not said to be void.
+    assert harness.actor.told_void == [3]
     assert harness.answers == [OutcomeUnknown, OutcomeUnknown, None, None]
     assert harness.requeued == ["a", 3]
     assert harness.endings == [Ending.VOIDED]

@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 
 class BegunTask(NamedTuple):
-    """The row of a task that is created, and what to send once it is durable, or if its unit is void."""
+    """The row of a new task, and what to send once it is durable, or it is certain that it was not written."""
 
     row: NewTaskRow
     tells: tuple[Tell, ...]

@@ -70,7 +70,7 @@ class LogEvent(msgspec.Struct, frozen=True):
 class Commit(msgspec.Struct, Generic[R_co], frozen=True, eq=False):
     """Write ``unit``; once it is durable send ``reply`` and ``tells``, and log its event.
 
-    ``tells_if_void`` are sent instead if it is not written, or may not be.
+    ``tells_if_void`` are sent instead once it is certain that it was not written.
     """
 
     unit: Unit
@@ -240,8 +240,9 @@ class JournaledActor(TrioActor):
                 self._flush_replies()
         else:
             self._on_not_committed(envelope, result)
-            for tell in commit.tells_if_void:
-                tell.to.tell(tell.message)
+            if not isinstance(result, Unknown):
+                for tell in commit.tells_if_void:
+                    tell.to.tell(tell.message)
         if not self._units_open and self.actor_stopped.is_set():
             # It was killed or crashed while units were open, so no loop returns its messages.
             self._requeue()
