@@ -296,6 +296,40 @@ async def test_a_cell_that_is_away_is_tried_by_one_request_a_second(
         nursery.cancel_scope.cancel()
 
 
+async def test_a_cell_is_reached_again_before_its_first_answer(
+    two: tuple[Stage, Stage], nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = two
+    asked = 0
+    is_asked = trio.Event()
+
+    async def answer_the_second(stream: trio.SocketStream) -> None:
+        nonlocal asked
+        async with stream:
+            await stream.receive_some()
+            asked += 1
+            is_asked.set()
+            if asked == 1:
+                await trio.sleep_forever()
+            await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+
+    now_s = 0.0
+    monkeypatch.setattr("trio.current_time", lambda: now_s)
+    with socket.socket() as there:
+        there.bind(("127.0.0.1", 0))
+        first.change(cells=cells(1, AWAY, f"http://127.0.0.1:{there.getsockname()[1]}"))
+        path = unsubscribe_path(first, account_in(2))
+        assert (await first.http.get(path)).status_code == 503
+        there.listen()
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(there))
+        nursery.start_soon(trio.serve_listeners, answer_the_second, [listener])
+        now_s = AWAY_S
+        nursery.start_soon(first.http.get, path)
+        await is_asked.wait()
+        assert (await first.http.get(path)).status_code == 200
+        nursery.cancel_scope.cancel()
+
+
 async def test_cells_that_disagree_answer_503_and_send_on_once(two: tuple[Stage, Stage]) -> None:
     first, second = two
     assert first.deps.cells is not None
@@ -670,6 +704,32 @@ async def test_an_upload_reaches_the_second_cell_that_had_its_place(two: tuple[S
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "file_limit_reached")
         for each in (third, fourth):
             await each.deps.state(Clients).close()
+
+
+async def test_an_upload_waits_for_a_cell_that_is_away_once(
+    two: tuple[Stage, Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = two
+    assert first.deps.cells is not None
+    _, headers = session_in(2)
+    one, other = first.deps.cells.all
+    former = [Cell(number, (), (), AWAY, AWAY, former_places=other.places) for number in (3, 4)]
+    second.change(cells=Cells(2, [one, other, *former]))
+    move_away(second, None, has_arrived=False)
+    looks = 0
+    get = httpx2.AsyncClient.get
+
+    async def counted(*args: Any, **kwargs: Any) -> httpx2.Response:
+        nonlocal looks
+        looks += 1
+        return await get(*args, **kwargs)
+
+    monkeypatch.setattr("trio.current_time", lambda: 0.0)
+    monkeypatch.setattr(httpx2.AsyncClient, "get", counted)
+    for _ in range(3):
+        answer = await second.http.post("/v2/control/files", content=b"b" * 300_000, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "temporarily_unavailable")
+    assert looks == 1
 
 
 async def test_a_moved_account_hides_no_other_of_its_place(two: tuple[Stage, Stage]) -> None:

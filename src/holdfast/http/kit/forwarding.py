@@ -55,6 +55,8 @@ ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 """More than a process of each core of a thousand machines says of itself is no cell's answer."""
 LOST: Final = (httpx2.HTTPError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What an answer raises that does not come, or that is too long, no JSON, or nested too deeply."""
+_UNREACHED: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+"""What a request raises that no cell has got."""
 CONNECT_S: Final = 2.0
 AWAY_S: Final = 1.0
 """How long a cell that could not be reached is not tried again."""
@@ -141,6 +143,15 @@ class Clients:
         elif cell.url not in self._away:
             self._away[cell.url] = trio.current_time() + AWAY_S
             log.warning("a cell cannot be reached", cell=cell.number, reason=reason)
+
+    def extensions(self, cell: Cell) -> dict[str, object]:
+        """Return what notes a cell as reached once a request is sent to it: the answer may take minutes."""
+
+        async def trace(event: str, _info: object) -> None:
+            if event == "http11.send_request_headers.complete":
+                self.note(cell, None)
+
+        return {"trace": trace}
 
     async def close(self) -> None:
         """Close all connections."""
@@ -264,9 +275,12 @@ async def forward(deps: Dependencies, request: HoldfastRequest, cell: Cell, hop:
         tries -= 1
         try:
             answer = await client.send(
-                httpx2.Request(request.method, url, headers=headers, content=content), stream=True
+                httpx2.Request(
+                    request.method, url, headers=headers, content=content, extensions=clients.extensions(cell)
+                ),
+                stream=True,
             )
-        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as fault:
+        except _UNREACHED as fault:
             clients.note(cell, type(fault).__name__)
             return _AWAY
         except httpx2.HTTPError as fault:
@@ -274,7 +288,6 @@ async def forward(deps: Dependencies, request: HoldfastRequest, cell: Cell, hop:
                 continue
             log.warning("a cell's answer was lost", cell=cell.number, reason=type(fault).__name__)
             return _UNKNOWN
-        clients.note(cell, None)
         break
     if answer.status_code == _MISDIRECTED:
         await answer.aclose()
@@ -318,9 +331,17 @@ def _is_sent_once(request: HoldfastRequest) -> bool:
 async def _has_account(deps: Dependencies, cell: Cell, hop: Hop, bearer: str) -> bool:
     """Whether a cell has the account of a credential; True if it does not say, so that it is asked all the same."""
     headers = {"Authorization": bearer, MARK: _mark(deps, cell, "GET", _OF_ACCOUNT, hop)}
+    clients = deps.state(Clients)
+    if clients.is_away(cell):
+        return True
     try:
-        client = deps.state(Clients).client_for(cell, deps.settings.waiting_max)
-        answer = await client.get(cell.url + _OF_ACCOUNT.decode(), headers=headers)
+        client = clients.client_for(cell, deps.settings.waiting_max)
+        answer = await client.get(
+            cell.url + _OF_ACCOUNT.decode(), headers=headers, extensions=clients.extensions(cell)
+        )
+    except _UNREACHED as fault:
+        clients.note(cell, type(fault).__name__)
+        return True
     except httpx2.HTTPError:
         return True
     return answer.status_code != _MISDIRECTED
