@@ -298,6 +298,19 @@ def test_the_words_that_an_estimate_loads_can_be_forgotten() -> None:
         assert not [name for name in sys.modules if name.startswith("zxcvbn")]
 
 
+def test_words_are_forgotten_while_another_thread_loads_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    class LoadedMeanwhile(str):
+        __slots__ = ()
+
+        def partition(self, sep: str, /) -> tuple[str, str, str]:
+            sys.modules["loaded_by_another_thread"] = sys
+            return super().partition(sep)
+
+    monkeypatch.setattr(sys, "modules", {LoadedMeanwhile("first"): sys, **sys.modules})
+    forget_words()
+    assert "loaded_by_another_thread" in sys.modules
+
+
 def test_a_secret_with_blanks_inside_is_refused(development: dict[str, str]) -> None:
     assert faults({**development, "HOLDFAST_OPERATOR_TOKEN": "two words"}) == (
         "HOLDFAST_OPERATOR_TOKEN must be printable ASCII without blanks",

@@ -61,7 +61,8 @@ def weakness(secret: str, *, chars_min: int = CHARS_MIN) -> str | None:
 
 def forget_words() -> None:
     """Free the lists of words, 15 MB. The next secret that is estimated loads them again."""
-    for name in [each for each in sys.modules if each.partition(".")[0] == "zxcvbn"]:
+    # A copy of the names: another thread may load a module meanwhile.
+    for name in [each for each in list(sys.modules) if each.partition(".")[0] == "zxcvbn"]:
         vars(sys.modules.pop(name)).clear()  # its functions would keep it until they are collected
 
 
