@@ -530,6 +530,34 @@ async def test_a_sign_out_in_an_outage_is_refused_and_so_is_the_session(api: Api
     refused(await api.call("GET", path, headers=cookie), 401, "invalid_session")
 
 
+async def test_a_read_that_began_before_a_sign_out_revives_no_session(api: Api, nursery: trio.Nursery) -> None:
+    database, path = api.deps.database, "/ops/api/session"
+    has_read, may_answer = trio.Event(), trio.Event()
+
+    class LateRows(AwayRows):
+        async def read(self, query: Callable[[Connection], Any], /) -> Any:
+            found = await database.read(query)
+            has_read.set()
+            await may_answer.wait()
+            return found
+
+    async def read_late() -> None:
+        ok(await api.call("GET", path, headers=cookie))
+        has_answered.set()
+
+    has_answered = trio.Event()
+    cookie, csrf_token = await sign_in(api)
+    api.change(database=LateRows())
+    nursery.start_soon(read_late)
+    await has_read.wait()
+    api.change(database=database)
+    ok(await api.call("DELETE", path, headers={**cookie, **HOST, "X-CSRF-Token": csrf_token}))
+    may_answer.set()
+    await has_answered.wait()
+    api.change(database=AwayRows())
+    refused(await api.call("GET", path, headers=cookie), 401, "invalid_session")
+
+
 async def test_an_urgent_action_does_not_wait_for_a_database_that_is_away(
     stage: Stage, autojump_clock: MockClock
 ) -> None:

@@ -115,9 +115,13 @@ class SeenSessions:
         self._seen: OrderedDict[bytes, tuple[OperatorSession, datetime]] = OrderedDict()
 
     def note(self, mac: bytes, session: OperatorSession | None, now: datetime) -> None:
-        """Remember what the database has of a cookie; None: nothing, or no longer."""
-        self._seen.pop(mac, None)
+        """Remember what the database has of a cookie; None: nothing, or no longer.
+
+        What was ended stays so: a read may have begun before.
+        """
+        before, _ = self._seen.pop(mac, (None, now))
         if session is not None:
+            session = before if before is not None and before.ended_at is not None else session
             self._seen[mac] = session, now
             if len(self._seen) > self._entries_max:
                 self._seen.popitem(last=False)
