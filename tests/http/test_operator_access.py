@@ -530,6 +530,19 @@ async def test_a_sign_out_in_an_outage_is_refused_and_so_is_the_session(api: Api
     refused(await api.call("GET", path, headers=cookie), 401, "invalid_session")
 
 
+async def test_a_sign_out_needs_no_control_actor(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unavailable(*_args: object, **_kwargs: object) -> None:
+        raise Unavailable("it starts again")
+
+    path = "/ops/api/session"
+    cookie, csrf_token = await sign_in(api)
+    ok(await api.call("GET", path, headers=cookie))
+    monkeypatch.setattr(api.deps.operating.controls, "ask", unavailable)
+    ok(await api.call("DELETE", path, headers={**cookie, **HOST, "X-CSRF-Token": csrf_token}))
+    api.change(database=AwayRows())
+    refused(await api.call("GET", path, headers=cookie), 401, "invalid_session")
+
+
 async def test_a_read_that_began_before_a_sign_out_revives_no_session(api: Api, nursery: trio.Nursery) -> None:
     database, path = api.deps.database, "/ops/api/session"
     has_read, may_answer = trio.Event(), trio.Event()

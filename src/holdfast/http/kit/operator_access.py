@@ -168,9 +168,12 @@ async def sign_in_by_token(deps: Dependencies, token: str, origin: str) -> tuple
 async def end_session(deps: Dependencies, cookie: str, tell_all: Callable[[bytes], Awaitable[object]]) -> None:
     """End the session of a cookie; ``tell_all`` tells all processes, which may have found it valid lately.
 
+    This process refuses it even if its own control actor does not answer.
+
     Raises :class:`DatabaseAway` if it has to be ended in the database: once that is back, the session is valid.
     """
     mac = cookie_mac(cookie, deps.settings)
+    deps.access.seen_sessions.end(mac, deps.now())
     await tell_all(mac)
     try:
         await deps.write_record(partial(records.end_session, cookie_mac=mac, at=deps.now()))
