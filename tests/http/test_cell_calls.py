@@ -7,7 +7,7 @@ import json
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -656,20 +656,30 @@ async def test_a_request_whose_response_was_lost_is_sent_again_if_that_is_safe(
     assert [head.split(b" ")[:2] for head in heads] == [[method.encode(), SESSION_PATH.encode()]] * sent
 
 
-async def test_a_request_reaches_a_moved_account_over_three_cells(two: tuple[Stage, Stage]) -> None:
+@asynccontextmanager
+async def four_cells(two: tuple[Stage, Stage], *, had_its_place: int) -> AsyncIterator[tuple[Stage, ...]]:
+    """Serve two more cells without places; so many of them have had that of the second."""
     first, second = two
     third, fourth = another_cell(first), another_cell(first)
-    session, headers = session_in(2)
     assert first.deps.cells is not None
     async with third.serving() as third_url, fourth.serving() as fourth_url:
         urls = [*(cell.url for cell in first.deps.cells.all), third_url, fourth_url]
-        places = ((HALVES[0], ()), (HALVES[1], ()), ((), HALVES[1]), ((), ()))
+        formers = [(), (), *[HALVES[1]] * had_its_place, *[()] * (2 - had_its_place)]
         listed = [
             Cell(number, now, now, url, url, former_places=former, former_emails=former)
-            for number, (url, (now, former)) in enumerate(zip(urls, places, strict=True), 1)
+            for number, (url, now, former) in enumerate(zip(urls, (*HALVES, (), ()), formers, strict=True), 1)
         ]
-        for number, each in enumerate((first, second, third, fourth), 1):
+        every = (first, second, third, fourth)
+        for number, each in enumerate(every, 1):
             each.change(cells=Cells(number, listed))
+        yield every
+        for each in (third, fourth):
+            await each.deps.state(Clients).close()
+
+
+async def test_a_request_reaches_a_moved_account_over_three_cells(two: tuple[Stage, Stage]) -> None:
+    session, headers = session_in(2)
+    async with four_cells(two, had_its_place=1) as (first, second, third, fourth):
         # The cell of the place has never had the account; the former one has moved it.
         move_away(second, None, has_arrived=False)
         moved = move_away(third, Away(4, is_closed=False))
@@ -681,29 +691,15 @@ async def test_a_request_reaches_a_moved_account_over_three_cells(two: tuple[Sta
         moved.away = Away(4, is_closed=True)
         response = await first.http.get(SESSION_PATH, headers=headers)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "account_moving")
-        for each in (third, fourth):
-            await each.deps.state(Clients).close()
 
 
 async def test_an_upload_reaches_the_second_cell_that_had_its_place(two: tuple[Stage, Stage]) -> None:
-    first, second = two
-    third, fourth = another_cell(first), another_cell(first)
     session, headers = session_in(2)
-    assert first.deps.cells is not None
-    async with third.serving() as third_url, fourth.serving() as fourth_url:
-        urls = [*(cell.url for cell in first.deps.cells.all), third_url, fourth_url]
-        places = ((HALVES[0], ()), (HALVES[1], ()), ((), HALVES[1]), ((), HALVES[1]))
-        listed = [
-            Cell(number, now, now, url, url, former_places=former, former_emails=former)
-            for number, (url, (now, former)) in enumerate(zip(urls, places, strict=True), 1)
-        ]
-        for number, each in enumerate((first, second, third, fourth), 1):
-            each.change(cells=Cells(number, listed))
-            move_away(each, None, session if each is fourth else None, has_arrived=False)
-        answer = await second.http.post("/v2/control/files", content=b"b" * 300_000, headers=headers)
+    async with four_cells(two, had_its_place=2) as every:
+        for each in every:
+            move_away(each, None, session if each is every[3] else None, has_arrived=False)
+        answer = await every[1].http.post("/v2/control/files", content=b"b" * 300_000, headers=headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "file_limit_reached")
-        for each in (third, fourth):
-            await each.deps.state(Clients).close()
 
 
 async def test_an_upload_waits_for_a_cell_that_is_away_once(
