@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from tests.tools import path_of
@@ -39,14 +40,15 @@ def configured(changes: Mapping[str, str]) -> str:
 
 
 def write_configuration(folder: Path, changes: Mapping[str, str], servers: Sequence[str], cells: int) -> Path:
-    """Write a configuration with three servers or more, and a map for all or for each cell, which may be empty."""
+    """Write a configuration with these servers, and a map for all or for each cell, which may be empty."""
     added = "".join(f"    server {server} {server}\n" for server in servers[len(SERVERS) :])
     changes = {**changes, LAST_SERVER: LAST_SERVER + added}
     maps = [map_in(folder, cell) for cell in range(1, cells + 1)] or [map_in(folder)]
     for each in maps:
         each.touch()
     changes[LOOK_UP] = "".join(LOOK_UP.replace(MAP, str(each)) for each in maps)
-    changes |= dict(zip(SERVERS, servers[: len(SERVERS)], strict=True))
+    # An address that is blank is no server.
+    changes |= dict(zip_longest(SERVERS, servers[: len(SERVERS)], fillvalue=""))
     file = folder / "haproxy.cfg"
     file.write_text(configured(changes))
     return file
@@ -133,7 +135,7 @@ def haproxy(
     *,
     cells: int = 0,
 ) -> Iterator[Proxy]:
-    """Run HAProxy on a socket, which it takes, before three servers (host and port) or more, with an empty map.
+    """Run HAProxy on a socket, which it takes, before some servers (host and port), with an empty map.
 
     ``limits`` are changes of the shipped configuration. With ``cells`` each has a map, as docs/scaling.md says.
     """
