@@ -109,9 +109,8 @@ class Api(Stage):
 
     def usage_of(self, task: Task) -> UsageEntry:
         """Return the usage entry that is written with a task."""
-        [statement] = [
-            each for each in STATEMENTS if each.kind is NewTaskRow and each.table is tables.usage_entries
-        ]
+        usage = tables.usage_entries
+        [statement] = [each for each in STATEMENTS if each.kind is NewTaskRow and each.table is usage]
         [cells] = statement.rows_of([NewTaskRow(task)])
         return UsageEntry(**dict(zip(statement.columns, cells, strict=True)))
 
