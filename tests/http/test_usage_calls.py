@@ -19,7 +19,7 @@ from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries import usage_totals as queries
 from holdfast.persistence.records.resulting_rows import usage_counted_row
-from holdfast.persistence.records.rows import TaskChangedRow
+from holdfast.persistence.records.rows import NewTaskRow, Row, TaskChangedRow
 
 if TYPE_CHECKING:
     import httpx2
@@ -54,7 +54,7 @@ async def add_used(
         kind=OperationKind.HOLD, amount_micro=9, postings=(Posting("held", 9),), balance_after_micro=0,
         held_after_micro=0, hold_id=f"hold_{name}", reference=name, reason="", at=at, chain_hash=bytes(32),
     )  # fmt: skip
-    rows: list[Any] = [task, hold]
+    rows: list[Row] = [NewTaskRow(task), hold]
     if status is not None:
         state = msgspec.structs.replace(task.state, cost_micro=cost_micro)
         ended = msgspec.structs.replace(task, version=2, status=status, wake_at=None, state=state)

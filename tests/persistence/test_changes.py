@@ -22,7 +22,7 @@ from holdfast.persistence.journal.changes import (
 )
 from holdfast.persistence.journal.units import Unit
 from holdfast.persistence.records.key_rows import ApiKeyUsedRow
-from holdfast.persistence.records.rows import AccountHead, TaskChangedRow
+from holdfast.persistence.records.rows import AccountHead, NewTaskRow, Row, TaskChangedRow
 
 from .values import make_task
 
@@ -31,8 +31,8 @@ AT = datetime(2026, 11, 1, tzinfo=UTC)
 TASK = make_task(ADA, "task_1", AT)
 
 
-def unit_of(*rows: object) -> Unit:
-    return Unit(rows=rows)  # type: ignore[arg-type]
+def unit_of(*rows: Row) -> Unit:
+    return Unit(rows=rows)
 
 
 def is_woken(watch: Watch) -> bool:
@@ -43,7 +43,7 @@ def is_woken(watch: Watch) -> bool:
 def test_a_commit_wakes_the_watches_of_its_account_and_its_tasks_only() -> None:
     changes = Changes()
     with changes.watch(ADA) as account, changes.watch(TASK.request_id) as task, changes.watch(BOB) as other:
-        changes.commit([unit_of(AccountHead(ADA), TASK, ApiKeyUsedRow(BOB, "key_1", AT))])
+        changes.commit([unit_of(AccountHead(ADA), NewTaskRow(TASK), ApiKeyUsedRow(BOB, "key_1", AT))])
         assert account.take() == ({ADA: None, TASK.request_id: None}, False)
         assert task.take() == ({TASK.request_id: None}, False)
         assert not is_woken(other)
@@ -87,9 +87,10 @@ async def test_a_wait_is_ended_by_changes_of_its_extent_only(autojump_clock: Moc
 async def test_what_was_committed_after_the_last_read_needs_none(mock_clock: MockClock) -> None:
     changes, head = Changes(), AccountHead(ADA, 7)
     second, third = (msgspec.structs.replace(TASK, version=version) for version in (2, 3))
+    last = TaskChangedRow(third, "proc_1")
     with changes.watch(ADA, values_max=VALUES_MAX) as account, changes.watch(TASK.request_id) as task:
 
-        def commit(*rows: object, begun_at: float) -> None:
+        def commit(*rows: Row, begun_at: float) -> None:
             changes.commit([unit_of(row) for row in rows], begun_at)
 
         commit(
@@ -103,16 +104,16 @@ async def test_what_was_committed_after_the_last_read_needs_none(mock_clock: Moc
         commit(head, begun_at=1)
         mock_clock.jump(5)
         account.note_read()
-        commit(third, begun_at=5)
+        commit(last, begun_at=5)
         assert account.take() == ({ADA: None, TASK.request_id: None}, False)
-        commit(third, begun_at=6)
+        commit(last, begun_at=6)
         assert account.take() == ({TASK.request_id: small_of(third)}, False)
 
         # Another member's commit may be the later one, whichever notice comes first.
         for first in (True, False):
             if first:
                 changes.note([Change(ADA, TASK.request_id)])
-            commit(third, begun_at=7)
+            commit(last, begun_at=7)
             if not first:
                 changes.note([Change(ADA, TASK.request_id)])
             assert account.take() == ({TASK.request_id: None}, False)
@@ -131,10 +132,10 @@ def test_a_watch_keeps_little_of_what_was_committed() -> None:
     changes = Changes()
     large = msgspec.structs.replace(TASK.request, metadata={str(number): "" for number in range(PARTS_MAX + 1)})
     with changes.watch(ADA, values_max=VALUES_MAX) as watch:
-        changes.commit([unit_of(msgspec.structs.replace(TASK, request=large))], 0.0)
+        changes.commit([unit_of(NewTaskRow(msgspec.structs.replace(TASK, request=large)))], 0.0)
         assert watch.take() == ({TASK.request_id: None}, False)
         many = [msgspec.structs.replace(TASK, request_id=f"task_{number}") for number in range(VALUES_MAX + 2)]
-        changes.commit([unit_of(*many)], 0.0)
+        changes.commit([unit_of(*map(NewTaskRow, many))], 0.0)
         assert list(watch.take()[0].values()) == [*map(small_of, many[:-2]), None, None]
 
 
@@ -152,7 +153,7 @@ def test_other_members_are_sent_what_is_committed_here_only() -> None:
     changes = Changes()
     changes.send = sent.extend
     changes.note([Change(BOB, BOB)])
-    changes.commit([unit_of(AccountHead(ADA), TASK), unit_of(AccountHead(ADA))])
+    changes.commit([unit_of(AccountHead(ADA), NewTaskRow(TASK)), unit_of(AccountHead(ADA))])
     assert sent == [Change(ADA, ADA), Change(ADA, TASK.request_id)]
 
 
