@@ -120,7 +120,7 @@ class CostCounts:
 
 
 def _end(times: deque[dict[CostOf, _Counts]]) -> None:
-    """Begin the next time."""
+    """End the newest minute or hour, which keeps its largest counts, and begin the next."""
     for counts in times[-1].values():
         counts.drop_small()
     times.append({})

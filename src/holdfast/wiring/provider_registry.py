@@ -173,6 +173,7 @@ class ProviderRegistry:
 
     def config_of(self, provider: str) -> ProviderConfig | None:
         """Return a provider's configuration, also within its grace period after removal."""
+        # Nearly all are in the catalog, and are found without building a mapping.
         return self.catalog.providers.get(provider) or self._configs.get(provider)
 
     def track_grace(self, provider: str) -> bool:

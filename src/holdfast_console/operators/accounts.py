@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 from urllib.parse import quote, urlencode
 
@@ -27,6 +26,7 @@ from holdfast.http.endpoints.tasks.usage_totals import UsageTotals
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.values import shown
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.transitions import task_of_attempt
 from holdfast.persistence.queries.finding import Found
 from holdfast.supervision.control.messages import KeyDescription
 from holdfast_console.operators.cells import cells_elsewhere
@@ -86,8 +86,8 @@ async def find(visit: Visit) -> ViewResult:
         return Html("elsewhere.html", {"sought": sought, "elsewhere": elsewhere})
     for prefix, page in PAGES.items():
         if sought.startswith(prefix) and "@" not in sought:
-            # A job may have the name of an attempt: the task's, with a number.
-            return Redirect(page + quote(re.sub(r"\.\d+$", "", sought), safe=""))
+            # A provider's job may have the name of an attempt.
+            return Redirect(page + quote(task_of_attempt(sought), safe=""))
     found = await visit.read(find_accounts, FoundList, query={"q": sought, "limit": ROWS_SHOWN})
     trace = TRACE_OR_REQUEST_ID.fullmatch(sought)
     if trace and (isinstance(found, Refusal) or not found.data):

@@ -456,7 +456,7 @@ class AccountActor(JournaledActor):
             rows = self._spent.opened(request.hold_id, hold)
         self._create_rate.take()
         task = accept_task(state.account_id, request_id, request, at)
-        new = self._begin_task(task)
+        begun = self._begin_task(task)
         reply = TaskAccepted(
             request_id, request.quote_id, task.status, request.retry_of, terms.estimate_micro, terms.basis, at
         )
@@ -464,9 +464,9 @@ class AccountActor(JournaledActor):
             command,
             reply,
             operations=(operation,),
-            rows=(new.row, *rows),
-            tells=new.tells,
-            tells_if_void=new.tells_if_void,
+            rows=(begun.row, *rows),
+            tells=begun.tells,
+            tells_if_void=begun.tells_if_void,
             log_event=created_event(task),
             unless=None if after is None else self._replies.unless_superseded(after),
         )

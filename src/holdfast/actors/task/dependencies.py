@@ -37,9 +37,9 @@ class NewTasks:
 
     def begin(self, task: Task) -> BegunTask:
         """Have a task submitted once it is durable, if there is a slot at once; else it is queued."""
-        new = self._deps.submitted_at_once(task) or queued(self._deps.dispatcher, task)
-        self.keep(new.row.task)
-        return new
+        begun = self._deps.submitted_at_once(task) or queued(self._deps.dispatcher, task)
+        self.keep(begun.row.task)
+        return begun
 
     def keep(self, task: Task) -> None:
         """Keep a task, instead of the oldest if there are too many."""

@@ -85,7 +85,7 @@ class NewTaskSlots:
         """The last one that was started."""
 
     def take(self, provider: str, request_id: str) -> bool:
-        """Take a slot, if one is free and no task waits for it. Returns whether it was."""
+        """Take a slot for a task if one is free and no other waits for it. Returns whether it was taken."""
         return self.dispatcher is not None and self.dispatcher.take_slot(provider, request_id)
 
 

@@ -52,9 +52,9 @@ from holdfast.providers.signatures import sign, verify_signature
 
 MARK: Final = "Holdfast-Forwarded"
 ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
-"""More than a process of each core of a thousand machines says of itself is no cell's answer."""
+"""The longest answer that is read whole: what all processes of a thousand machines say of themselves is shorter."""
 LOST: Final = (httpx2.HTTPError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What an answer raises that does not come, or that is too long, no JSON, or nested too deeply."""
+"""What reading an answer raises if it does not arrive whole, or is too long, nested too deeply, or not JSON."""
 _UNREACHED: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 """What a request raises that no cell has got."""
 CONNECT_S: Final = 2.0
@@ -73,8 +73,8 @@ _OWN: Final = frozenset({b"x-request-id", b"traceresponse"})
 _SESSION: Final = re.compile(r"\bhst_[A-Za-z0-9_-]{43}", re.ASCII)
 _IN_PATH: Final = ("request_id", "order_id", "file_id", "asset_id", "archive_id")
 
-_OF_ACCOUNT: Final = b"/v2/control/limits"
-"""What any session or API key may ask for."""
+_ACCOUNT_PATH: Final = b"/v2/control/limits"
+"""What any session or API key may read, where its account is."""
 _KEY: Final = b"idempotency-key"
 _READING: Final = frozenset({"GET", "HEAD"})
 _MISSING: Final = frozenset({404, 410})
@@ -123,17 +123,18 @@ class Clients:
             )
         return found
 
-    def is_away(self, cell: Cell) -> bool:
-        """Whether a cell could not be reached, and this request is not the one a second that tries it again.
+    def admit(self, cell: Cell) -> bool:
+        """Return whether to send a request to a cell: while that cannot be reached, one a second tries it again.
 
         Otherwise each request for a machine that is off would wait here for it.
         """
-        retry_at = self._away.get(cell.url)
-        now = trio.current_time()
-        if retry_at is not None and now >= retry_at:
-            self._away[cell.url] = now + AWAY_S
+        retry_at, now = self._away.get(cell.url), trio.current_time()
+        if retry_at is None:
+            return True
+        if now < retry_at:
             return False
-        return retry_at is not None
+        self._away[cell.url] = now + AWAY_S
+        return True
 
     def note(self, cell: Cell, reason: str | None) -> None:
         """Remember whether a cell was reached; ``reason`` says why not. A line says when that changes."""
@@ -263,7 +264,7 @@ async def forward(deps: Dependencies, request: HoldfastRequest, cell: Cell, hop:
     if request.had_effect or request.is_body_gone:
         return _UNKNOWN
     clients = deps.state(Clients)
-    if clients.is_away(cell):
+    if not clients.admit(cell):
         return _AWAY
     client = clients.client_for(cell, deps.settings.waiting_max)
     url = httpx2.URL(cell.url).copy_with(raw_path=_target(request))
@@ -313,9 +314,9 @@ async def _ask_in_turn(
 
     A body that is sent once goes only to a cell that has the account, where several may have it.
     """
+    asks_first = len(found.asked) > 1 and bool(bearer) and _is_sent_once(request)
     for cell, reason in found.asked:
-        is_sent_once = found.asked[1:] and bearer and _is_sent_once(request)
-        if is_sent_once and not await _has_account(deps, cell, reason, bearer[0]):
+        if asks_first and not await _has_account(deps, cell, reason, bearer[0]):
             continue
         answer = await forward(deps, request, cell, reason)
         if answer is not None:
@@ -330,14 +331,14 @@ def _is_sent_once(request: HoldfastRequest) -> bool:
 
 async def _has_account(deps: Dependencies, cell: Cell, hop: Hop, bearer: str) -> bool:
     """Whether a cell has the account of a credential; True if it does not say, so that it is asked all the same."""
-    headers = {"Authorization": bearer, MARK: _mark(deps, cell, "GET", _OF_ACCOUNT, hop)}
+    headers = {"Authorization": bearer, MARK: _mark(deps, cell, "GET", _ACCOUNT_PATH, hop)}
     clients = deps.state(Clients)
     if clients.is_away(cell):
         return True
     try:
         client = clients.client_for(cell, deps.settings.waiting_max)
         answer = await client.get(
-            cell.url + _OF_ACCOUNT.decode(), headers=headers, extensions=clients.extensions(cell)
+            cell.url + _ACCOUNT_PATH.decode(), headers=headers, extensions=clients.extensions(cell)
         )
     except _UNREACHED as fault:
         clients.note(cell, type(fault).__name__)

@@ -7,6 +7,7 @@ by :func:`changed`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
@@ -282,6 +283,11 @@ def review_case_of(request_id: str) -> str:
 def task_of_review_case(case_id: str) -> str:
     """Return the task of a review's id; the inverse of :func:`review_case_of`."""
     return "task_" + case_id.partition("_")[2]
+
+
+def task_of_attempt(name: str) -> str:
+    """Return the task of an attempt that is named by it and a number; any other id is returned as it is."""
+    return re.sub(r"\.\d+$", "", name)
 
 
 def dispatch_deadline(task: Task) -> datetime | None:

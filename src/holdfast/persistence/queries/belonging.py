@@ -7,14 +7,13 @@ searched.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, text
 
-from holdfast.ledger.tasks.transitions import task_of_review_case
+from holdfast.ledger.tasks.transitions import task_of_attempt, task_of_review_case
 from holdfast.persistence.queries.accounts import account_of_email, email_of_account
 from holdfast.persistence.queries.finding import Found, accounts_of_key, made_by_request, newest_with, subject_of
 from holdfast.telemetry.traces import trace_id_in
@@ -113,7 +112,7 @@ def _leads(rows: Connection, sought: str, digits: str | None, key_prefix: str | 
     if sought.startswith("rev_"):
         sought = task_of_review_case(sought)
     if sought.startswith(("task_", "ord_")):
-        # Some providers name a job as we name an attempt, by the task and a number.
-        return [Found("", reference=re.sub(r"\.\d+$", "", sought))]
+        # Some providers name a job as we name an attempt.
+        return [Found("", reference=task_of_attempt(sought))]
     found = subject_of(rows, sought)
     return newest_with(rows, sought, SUBJECTS_MAX) if found is None else [found]

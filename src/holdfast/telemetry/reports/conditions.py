@@ -51,7 +51,7 @@ class Condition(NamedTuple):
     ``path`` is the part of the tree that notices it; without one, its subject is the path. It begins with the
     failure number ``failures_min`` in a row. It ends with a success, or after ``quiet_s`` without a failure, which
     is ``over``, too, unless ``quiet`` says it in other words. One that begins again within ``steady_s`` after its
-    end does not end before as long after a success.
+    end ends only when no failure has followed a success for as long.
     """
 
     name: str
