@@ -76,7 +76,7 @@ def priced() -> PricedInput:
 
 
 def account_directory(database: Database) -> tuple[Journal, KeyedDirectory]:
-    """Create a journal and a directory of account actors; announcements of new tasks are dropped."""
+    """Create a journal and a directory of account actors; messages to the dispatcher are dropped."""
     journal = Journal(BatchWriter(database.keep_writer(), now=utc_now), database.gate)
     dispatcher = IgnoringRef("urn:benchmark:dispatcher")
     limits = AccountLimits(tasks_in_flight_max=10**9)
