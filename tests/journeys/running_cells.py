@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,7 +110,7 @@ class RunningCells:
 
 @contextmanager
 def running_cells(
-    catalog: Path, ranges: Sequence[Ranges], *, more: int = 0, **settings: str
+    catalog: Path, ranges: Sequence[Ranges], settings: Mapping[str, str] | None = None, *, more: int = 0
 ) -> Iterator[RunningCells]:
     """Run cells with these ranges; so many ``more`` neither run nor are known to HAProxy yet."""
     count = len(ranges) + more
@@ -125,7 +125,7 @@ def running_cells(
         "SANDBOX_SECRET": "sandbox-secret-of-all-cells-0123456789",
         "SERVER_KEY": SERVER_KEY,
         "TRUSTED_PROXIES": "127.0.0.1",
-        **settings,
+        **(settings or {}),
     }
     services = [
         Service(folder, CELL=str(number), RECEIPT_PREFIX=f"C{number}-", **common)

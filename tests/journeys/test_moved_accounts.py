@@ -54,7 +54,7 @@ def cells(
 ) -> Iterator[RunningCells]:
     """Two cells that run."""
     catalog = provider.write_catalog(tmp_path_factory.mktemp("catalog"))
-    with running_cells(catalog, TWO, **card_provider.settings()) as found:
+    with running_cells(catalog, TWO, card_provider.settings()) as found:
         # Events of the card provider arrive at the cell that the accounts leave.
         card_provider.serve(found.services[0])
         yield found
