@@ -333,7 +333,7 @@ async def _has_account(deps: Dependencies, cell: Cell, hop: Hop, bearer: str) ->
     """Whether a cell has the account of a credential; True if it does not say, so that it is asked all the same."""
     headers = {"Authorization": bearer, MARK: _mark(deps, cell, "GET", _ACCOUNT_PATH, hop)}
     clients = deps.state(Clients)
-    if clients.is_away(cell):
+    if not clients.admit(cell):
         return True
     try:
         client = clients.client_for(cell, deps.settings.waiting_max)
