@@ -61,8 +61,18 @@ async def test_counts_of_processes_are_added_and_compared(api: Api) -> None:
     assert (minutes["total"], minutes["is_far_ahead"]) == (200, False)
     day = found["requests", "account", "day"]
     assert (day["lines"][0]["name"], day["is_far_ahead"]) == ("b", True)
-    # One alone is ahead of nothing.
     assert found["refusals", "code", "minutes"]["is_far_ahead"] is False
+
+
+async def test_one_alone_is_far_ahead_of_refusals_only(api: Api) -> None:
+    minutes: dict[CostOf, TopCount] = {"route": top(300, a=300), "refused_caller": top(300, a=300)}
+    use_counts(api, Costs(minutes, {"refused_code": top(99, invalid_api_key=99)}), Costs({}, {}))
+    found = await tables_of(api)
+    assert {key: each["is_far_ahead"] for key, each in found.items()} == {
+        ("requests", "route", "minutes"): False,
+        ("refusals", "caller", "minutes"): True,
+        ("refusals", "code", "day"): False,
+    }
 
 
 async def test_what_may_be_too_large_is_not_called_far_ahead(api: Api) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -76,7 +77,9 @@ class CostTable(msgspec.Struct, frozen=True):
     lines: list[CostLine]
     """The largest, largest first."""
     is_far_ahead: bool
-    """Whether the first has half of all at least, three times the second, and enough to say something."""
+    """Whether the first has half of all at least, three times the second, and enough to say something. One that is
+    alone is so of refusals only.
+    """
 
 
 class CostReport(msgspec.Struct, frozen=True):
@@ -140,7 +143,9 @@ def _table(what: CostWhat, by: str, time: CreditTime, top: TopCount) -> CostTabl
     # What they surely have is compared.
     sure = [each.amount - each.over_by for each in lines[:1]] + [each.amount for each in lines[1:2]]
     least = max(FAR_LEAST.get(what, FAR_LEAST_COUNT), FAR_SHARE * top.total)
-    is_far_ahead = len(sure) > 1 and sure[0] >= max(least, FAR_TIMES * sure[1])
+    # One alone is ahead of nobody, but if all refusals are one caller's or have one code, that is what to look at.
+    second = sure[1] if len(sure) > 1 else 0.0 if what == "refusals" else math.inf
+    is_far_ahead = sure != [] and sure[0] >= max(least, FAR_TIMES * second)
     table = {"what": what, "by": by, "time": time, "total": top.total, "is_far_ahead": is_far_ahead}
     return msgspec.convert({**table, "lines": lines}, CostTable)
 
