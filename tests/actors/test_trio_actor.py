@@ -207,8 +207,8 @@ class WritingActor(JournaledActor):
     async def on_receive(self, message: Any) -> Any:
         if isinstance(message, int):
             probe = IdempotencyProbe("a", "r", str(message))
-            told: Any = RecordedRef(lambda _: self.told_void.append(message))
-            return Commit(Unit(probe=probe), f"written {message}", tells_if_void=(Tell(told, Command()),))
+            recorder: Any = RecordedRef(lambda _: self.told_void.append(message))
+            return Commit(Unit(probe=probe), f"written {message}", tells_if_void=(Tell(recorder, Command()),))
         if message == "reload":
             raise Reload("stale")
         if message == "fault":

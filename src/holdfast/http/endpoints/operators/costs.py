@@ -143,7 +143,7 @@ def _table(what: CostWhat, by: str, time: CreditTime, top: TopCount) -> CostTabl
     # What they surely have is compared.
     sure = [each.amount - each.over_by for each in lines[:1]] + [each.amount for each in lines[1:2]]
     least = max(FAR_LEAST.get(what, FAR_LEAST_COUNT), FAR_SHARE * top.total)
-    # One alone is ahead of nobody, but if all refusals are one caller's or have one code, that is what to look at.
+    # A single one stands out of no others, but if all refusals have one caller or one code, that is the cause.
     second = sure[1] if len(sure) > 1 else 0.0 if what == "refusals" else math.inf
     is_far_ahead = sure != [] and sure[0] >= max(least, FAR_TIMES * second)
     table = {"what": what, "by": by, "time": time, "total": top.total, "is_far_ahead": is_far_ahead}
