@@ -198,7 +198,7 @@ class WritingActor(JournaledActor):
     def __init__(self) -> None:
         super().__init__(Mailbox(100), self)  # type: ignore[arg-type]  # it is its own journal
         self.submitted: list[Unit] = []
-        self.told_void: list[object] = []
+        self.unwritten: list[object] = []
         self.fault: Exception | None = None
 
     def submit(self, unit: Unit, _: Any) -> None:
@@ -207,7 +207,7 @@ class WritingActor(JournaledActor):
     async def on_receive(self, message: Any) -> Any:
         if isinstance(message, int):
             probe = IdempotencyProbe("a", "r", str(message))
-            recorder: Any = RecordedRef(lambda _: self.told_void.append(message))
+            recorder: Any = RecordedRef(lambda _: self.unwritten.append(message))
             return Commit(Unit(probe=probe), f"written {message}", tells_if_void=(Tell(recorder, Command()),))
         if message == "reload":
             raise Reload("stale")
@@ -293,7 +293,7 @@ async def test_unknown_results_are_replied_and_the_rest_requeued(nursery: trio.N
     harness = Harness(nursery, 1, 2, "a", 3)
     await harness.settle_all(Unknown("cut off"), Unknown("cut off"), NotWritten("void"))
     # What may have been written is not said to be void.
-    assert harness.actor.told_void == [3]
+    assert harness.actor.unwritten == [3]
     assert harness.answers == [OutcomeUnknown, OutcomeUnknown, None, None]
     assert harness.requeued == ["a", 3]
     assert harness.endings == [Ending.VOIDED]
