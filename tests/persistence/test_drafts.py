@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -195,7 +195,7 @@ def test_a_failing_unit_is_voided_with_those_decided_on_it(
 
 
 class BreakingConnection(psycopg.Connection[Any]):
-    """A connection whose session is terminated before its n-th request of a kind."""
+    """A connection whose session is terminated before its n-th exchange, or before an exchange continues."""
 
     ends_before: tuple[str, int] = ("", 0)
     seen: Counter[str]
@@ -206,23 +206,23 @@ class BreakingConnection(psycopg.Connection[Any]):
             with closing(psycopg.connect(self.info.dsn, autocommit=True)) as operator:
                 operator.execute("select pg_terminate_backend(%s, 5000)", (self.info.backend_pid,))
 
-    def execute(self, query: Any, params: Any = None, **more: Any) -> Any:
-        self.passes("statement")
-        return super().execute(query, params, **more)
+    def wait(self, gen: Any, *arguments: Any, **more: Any) -> Any:
+        self.passes("exchange")
+        return super().wait(self._watched(gen), *arguments, **more)
 
-    def commit(self) -> None:
-        self.passes("commit")
-        super().commit()
-
-    def wait(self, *arguments: Any, **more: Any) -> Any:
-        self.passes("wait")
-        return super().wait(*arguments, **more)
+    def _watched(self, exchange: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        ready = None
+        while True:
+            try:
+                wanted = exchange.send(ready)
+            except StopIteration as end:
+                return end.value
+            ready = yield wanted
+            self.passes("step")
 
 
 @pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize(
-    "kind", ["commit", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("statement", "wait"))]
-)
+@pytest.mark.parametrize("kind", ["exchange", pytest.param("step", marks=pytest.mark.slow)])
 def test_a_batch_is_atomic_wherever_the_connection_breaks(
     writer: BatchWriter,
     rows: psycopg.Connection[Any],

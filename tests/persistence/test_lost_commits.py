@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,25 +32,19 @@ from .written_units import AT, POISONS, all_committed, count, head, kinds, opene
 class BreakingConnection(psycopg.Connection[Any]):
     """A connection that breaks at a chosen step."""
 
-    before_pipeline: Callable[[BreakingConnection, int], None] | None = None
-    after_pipeline: Callable[[BreakingConnection, int], None] | None = None
-    before_commit: Callable[[BreakingConnection], None] | None = None
-    pipelines = 0
+    before_exchange: Callable[[BreakingConnection, int], None] | None = None
+    after_exchange: Callable[[BreakingConnection, int], None] | None = None
+    exchanges = 0
 
-    @contextmanager
-    def pipeline(self) -> Iterator[psycopg.Pipeline]:
-        self.pipelines += 1
-        if self.before_pipeline is not None:
-            self.before_pipeline(self, self.pipelines)
-        with super().pipeline() as pipeline:
-            yield pipeline
-        if self.after_pipeline is not None:
-            self.after_pipeline(self, self.pipelines)
-
-    def commit(self) -> None:
-        if self.before_commit is not None:
-            self.before_commit(self)
-        super().commit()
+    def wait(self, *arguments: Any, **more: Any) -> Any:
+        self.exchanges += 1
+        number = self.exchanges
+        if self.before_exchange is not None:
+            self.before_exchange(self, number)
+        result = super().wait(*arguments, **more)
+        if self.after_exchange is not None:
+            self.after_exchange(self, number)
+        return result
 
 
 @dataclass
@@ -87,7 +81,7 @@ def test_a_connection_lost_before_anything_is_sent_loses_nothing(
 ) -> None:
     [account] = opened(writer)
     breaker = Breaker(database_url, rows)
-    breaker.traps["before_pipeline"] = lambda connection, _n: breaker.terminate(connection)
+    breaker.traps["before_exchange"] = lambda connection, _n: breaker.terminate(connection)
     unit = account.credit()
     with closing(BatchWriter(KeptConnection(breaker.connect), now=utc_now)) as breaking:
         with pytest.raises(ConnectionLost):
@@ -97,16 +91,12 @@ def test_a_connection_lost_before_anything_is_sent_loses_nothing(
     assert head(rows, account.account_id) == (1, 100, 1)
 
 
-@pytest.mark.parametrize("moment", ["before the rows", "before the commit"])
 def test_a_connection_lost_before_the_commit_is_found_void(
-    database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any], moment: str
+    database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
     [account] = opened(writer)
     breaker = Breaker(database_url, rows)
-    if moment == "before the rows":
-        breaker.traps["before_pipeline"] = lambda connection, n: breaker.terminate(connection) if n == 2 else None
-    else:
-        breaker.traps["before_commit"] = breaker.terminate
+    breaker.traps["before_exchange"] = lambda connection, n: breaker.terminate(connection) if n == 2 else None
     unit = account.credit()
     stale = Unit(fences=(Fence("account", account.account_id, 9),))
     with closing(BatchWriter(KeptConnection(breaker.connect), now=utc_now)) as breaking:
@@ -130,7 +120,7 @@ def test_a_commit_whose_response_was_lost_is_found_durable(
             connection.close()
             raise psycopg.OperationalError("server closed the connection unexpectedly")
 
-    breaker = Breaker(database_url, rows, {"after_pipeline": cut})
+    breaker = Breaker(database_url, rows, {"after_exchange": cut})
     with closing(BatchWriter(KeptConnection(breaker.connect), now=utc_now)) as breaking:
         lost = write_and_lose(breaking, [account.credit()])
         assert breaking.look_up(lost.batch_id) is True
@@ -144,15 +134,8 @@ def test_a_commit_lost_among_single_units_keeps_the_other_results(
 ) -> None:
     first, broken, last = opened(writer, 3)
     breaker = Breaker(database_url, rows)
-    commits: list[int] = []
-
-    def second_commit(connection: BreakingConnection) -> None:
-        # The batch with the poison does not reach its commit; then the units are written one by one.
-        commits.append(1)
-        if len(commits) == 2:
-            breaker.terminate(connection)
-
-    breaker.traps["before_commit"] = second_commit
+    # Exchanges 1 and 2 are of the whole batch: its locks and its rollback. Each unit alone has two.
+    breaker.traps["before_exchange"] = lambda connection, n: breaker.terminate(connection) if n == 6 else None
     batch = [first.credit(), last.credit(), broken.unit(extra=(POISONS["lone surrogate"],))]
     with closing(BatchWriter(KeptConnection(breaker.connect), now=utc_now)) as breaking:
         lost = write_and_lose(breaking, batch)
@@ -168,8 +151,8 @@ async def test_a_connection_lost_among_single_units_closes_the_gate(
 ) -> None:
     first, broken, last = opened(writer, 3)
     breaker = Breaker(database_url, rows)
-    # The pipelines of the whole batch are 1 and 2, those of the first unit alone 3 and 4.
-    breaker.traps["before_pipeline"] = lambda connection, n: breaker.terminate(connection) if n == 5 else None
+    # Exchanges 1 and 2 are of the whole batch, 3 and 4 of the first unit alone.
+    breaker.traps["before_exchange"] = lambda connection, n: breaker.terminate(connection) if n == 5 else None
     batch = [first.credit(), last.credit(), broken.unit(extra=(POISONS["NUL"],))]
     gate = DatabaseGate()
     gate.open()

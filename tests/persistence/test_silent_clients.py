@@ -159,24 +159,24 @@ def test_reads_and_sessions_of_others_are_never_ended(
 def test_a_process_that_continues_finds_its_commit_void(
     database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process decides on the account while the first is frozen between its statements and its COMMIT."""
+    """Another process decides on the account while the first is frozen between its locks and its COMMIT."""
     [account] = opened(writer)
     theirs = AccountUnits(account.account_id)
     monkeypatch.setattr(connections, "CLIENT_SILENT_S", 0.0)
 
-    class FrozenInCommit(connections.BoundedConnection):
-        def commit(self) -> None:
+    class FrozenWithLocks(connections.BoundedConnection):
+        def wait(self, *arguments: Any, **more: Any) -> Any:
             if self.info.transaction_status != psycopg.pq.TransactionStatus.IDLE and in_batch:
                 in_batch.pop()
                 await_silence(rows, self)
                 probe(database_url, SilentClients(), RELEASE)
                 assert has_ended(rows, self)
                 results.extend(writer.write([theirs.credit(700)]))
-            super().commit()
+            return super().wait(*arguments, **more)
 
     results: list[UnitResult] = []
     in_batch: list[bool] = []
-    monkeypatch.setattr(connections, "BoundedConnection", FrozenInCommit)
+    monkeypatch.setattr(connections, "BoundedConnection", FrozenWithLocks)
     with closing(BatchWriter(Database(database_url).keep_writer(), now=utc_now)) as frozen:
         assert all_committed(frozen.write([AccountUnits().opening()]))
         in_batch.append(True)

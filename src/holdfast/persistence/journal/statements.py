@@ -131,7 +131,7 @@ _BY_TYPE: tuple[tuple[type[Any], ColumnCodec], ...] = (
 
 
 BULK_ROWS = 64
-"""From this number of new rows of a kind, one COPY is cheaper than a statement in the pipeline."""
+"""From this number of new rows of a kind, one COPY is cheaper than a statement."""
 
 BULK_BYTES = 16 * 1024 * 1024
 """From this size too. The driver moves the unsent rest of a statement with every send, so its time grows with the

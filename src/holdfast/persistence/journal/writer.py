@@ -11,16 +11,15 @@ Those rows are remembered, and later batches with one of them wait for no lock, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import psycopg
-from psycopg import errors, pq
-from psycopg.errors import error_from_result
-from psycopg.waiting import Ready, Wait
+from psycopg import errors
 
 from holdfast.ledger.values import Now, new_id
+from holdfast.persistence.journal.exchanges import PreparedStatements, Statement, copy_all
 from holdfast.persistence.journal.statements import Preconditions, draft_of, preconditions_of
 from holdfast.persistence.journal.units import (
     AlreadyReplied,
@@ -42,65 +41,6 @@ from holdfast.persistence.server.database_faults import (
     takes_no_writes,
     trouble_of,
 )
-
-# Run several COPYs in one request. The server goes from one to the next without another request, which saves a
-# round trip for each, and a dozen acquisitions of the interpreter lock. psycopg's own ``copy`` runs one at a time.
-
-CHUNK_BYTES = 1 << 20
-
-
-def copy_all(connection: psycopg.Connection[Any], copies: Sequence[tuple[str, str]]) -> None:
-    """Run ``copies`` (SQL and text of each) in the open transaction, or in one begun here.
-
-    Raises the server's first error, which ends the transaction, or UnicodeEncodeError before anything is sent.
-    """
-    if not copies:
-        return
-    pgconn = connection.pgconn
-    begins = ["begin"] if pgconn.transaction_status == pq.TransactionStatus.IDLE else []
-    request = "; ".join([*begins, *(sql for sql, _ in copies)]).encode()
-    # Encoded first: text that cannot be encoded must not leave the server waiting for it.
-    texts = [text.encode() for _, text in copies]
-    connection.wait(_copied(pgconn, request, texts))
-
-
-def _copied(pgconn: pq.abc.PGconn, request: bytes, texts: Sequence[bytes]) -> Generator[Wait, Ready | int, None]:
-    pgconn.send_query(request)
-    yield from flushed(pgconn)
-    waiting = iter(texts)
-    error: pq.abc.PGresult | None = None
-    while (result := (yield from _next_result(pgconn))) is not None:
-        if result.status == pq.ExecStatus.COPY_IN:
-            yield from _sent(pgconn, next(waiting))
-        elif result.status != pq.ExecStatus.COMMAND_OK and error is None:
-            error = result
-    if error is not None:
-        raise error_from_result(error)
-
-
-def _sent(pgconn: pq.abc.PGconn, text: bytes) -> Generator[Wait, Ready | int, None]:
-    for start in range(0, len(text), CHUNK_BYTES):
-        while pgconn.put_copy_data(text[start : start + CHUNK_BYTES]) == 0:
-            yield Wait.W
-        yield from flushed(pgconn)
-    while pgconn.put_copy_end(None) == 0:
-        yield Wait.W
-    yield from flushed(pgconn)
-
-
-def flushed(pgconn: pq.abc.PGconn) -> Generator[Wait, Ready | int, None]:
-    """Wait until everything queued has been sent."""
-    while pgconn.flush():
-        # Read too: a server that rejects the data reports it and stops reading.
-        if (yield Wait.RW) & Ready.R:
-            pgconn.consume_input()
-
-
-def _next_result(pgconn: pq.abc.PGconn) -> Generator[Wait, Ready | int, pq.abc.PGresult | None]:
-    while pgconn.is_busy():
-        yield Wait.R
-        pgconn.consume_input()
-    return pgconn.get_result()
 
 
 def _find(table: str, key: str, is_watched: str = "false") -> str:
@@ -128,6 +68,7 @@ _PROBE = (
 )
 _MARK = "insert into journal_batches (batch_id, unit_count, committed, at) values (%s, %s, true, now())"
 """The marker has the time of the database's clock, which is also the clock by which markers are deleted."""
+_COMMIT = "commit"
 _DISCARD_PLANS = "discard plans"
 REPLAN_UNITS = 64
 """Plans are discarded after this many units on a connection, after twice as many, and so on.
@@ -175,6 +116,7 @@ class BatchWriter:
         self._idempotency_ttl = timedelta(seconds=idempotency_ttl_s)
         self._held: set[_RowKey] = set()
         """Rows that were found locked by another session when they were last tried."""
+        self._prepared: PreparedStatements | None = None
         self._units = 0
         self._replan_units = REPLAN_UNITS
 
@@ -239,7 +181,7 @@ class BatchWriter:
         has not started. Raises :class:`ConnectionLost` while the database is away.
         """
         try:
-            connection = self._connected()
+            connection = self._connected().connection
             inserted = connection.execute(
                 "insert into journal_batches (batch_id, unit_count, committed, at) values (%s, 0, false, now()) "
                 "on conflict do nothing returning batch_id",
@@ -263,10 +205,11 @@ class BatchWriter:
     def _transaction(
         self, units: Sequence[Unit], void: Collection[_RowKey], waits_for_locks: bool
     ) -> list[UnitResult]:
-        connection = self._connected()
+        prepared = self._connected()
+        connection = prepared.connection
         try:
             versions, replies, watched = self._check_preconditions(
-                connection, preconditions_of(units), waits_for_locks
+                prepared, preconditions_of(units), waits_for_locks
             )
             if not waits_for_locks:
                 held = {row for row, version in versions.items() if version == _HELD}
@@ -284,16 +227,10 @@ class BatchWriter:
         batch_id = new_id("batch")
         try:
             copy_all(connection, draft.copies)
-            with connection.pipeline():
-                for sql, parameters in draft.statements:
-                    connection.execute(sql, parameters)
-                connection.execute(_MARK, (batch_id, len(passed)))
-                if self._has_grown(len(passed)):
-                    connection.execute(_DISCARD_PLANS)
-                # psycopg stops flushing when its last command is queued, and then waits for a response only: what
-                # the socket's buffer did not take of large statements would never be sent.
-                connection.wait(flushed(connection.pgconn))
-                connection.commit()
+            statements: list[Statement] = [*draft.statements, (_MARK, (batch_id, str(len(passed))))]
+            if self._has_grown(len(passed)):
+                statements.append((_DISCARD_PLANS, ()))
+            prepared.run([*statements, (_COMMIT, ())])
         except Exception as exc:
             try:
                 self._recover(exc)
@@ -305,7 +242,7 @@ class BatchWriter:
         return results
 
     def _check_preconditions(
-        self, connection: psycopg.Connection[Any], preconditions: Preconditions, waits_for_locks: bool
+        self, prepared: PreparedStatements, preconditions: Preconditions, waits_for_locks: bool
     ) -> tuple[dict[_RowKey, int], dict[IdempotencyProbe, StoredReply], set[str]]:
         """Lock the fenced rows and look up the idempotency keys; return the versions, and the replies found.
 
@@ -314,33 +251,34 @@ class BatchWriter:
         """
         if not (preconditions.locks or preconditions.probes):
             return {}, {}, set()
-        found = None
-        locks: dict[FenceKind, psycopg.Cursor[Any]] = {}
-        existing: dict[FenceKind, psycopg.Cursor[Any]] = {}
-        with connection.pipeline():
-            if preconditions.first_sign_ins is not None:
-                connection.execute(_FIRST_SIGN_IN, (preconditions.first_sign_ins,))
-            for kind, sql in (_LOCK if waits_for_locks else _LOCK_FREE).items():
-                if kind in preconditions.locks:
-                    locks[kind] = connection.execute(sql, (preconditions.locks[kind],))
-            if not waits_for_locks:
-                existing = {kind: connection.execute(_FIND[kind], (preconditions.locks[kind],)) for kind in locks}
-            if preconditions.probes:
-                found = connection.execute(_PROBE, (*preconditions.probes, self._now() - self._idempotency_ttl))
+        statements: list[Statement] = []
+        if preconditions.first_sign_ins is not None:
+            statements.append((_FIRST_SIGN_IN, (preconditions.first_sign_ins,)))
+        locks = _LOCK if waits_for_locks else _LOCK_FREE
+        kinds = [kind for kind in locks if kind in preconditions.locks]
+        statements += [(locks[kind], (preconditions.locks[kind],)) for kind in kinds]
+        if not waits_for_locks:
+            statements += [(_FIND[kind], (preconditions.locks[kind],)) for kind in kinds]
+        if preconditions.probes:
+            since = self._now() - self._idempotency_ttl
+            statements.append((_PROBE, (*preconditions.probes, since.isoformat())))
+        found = iter(prepared.run(statements))
+        if preconditions.first_sign_ins is not None:
+            next(found)
+        locked = dict(zip(kinds, found, strict=False))
         versions: dict[_RowKey, int] = {}
-        for kind, cursor in existing.items():
-            versions.update(((kind, key), _HELD) for key, *_ in cursor.fetchall())
+        if not waits_for_locks:
+            versions = {(kind, key): _HELD for kind, rows in zip(kinds, found, strict=False) for key, *_ in rows}
         watched = set[str]()
-        for kind, cursor in locks.items():
-            for key, version, is_watched in cursor.fetchall():
+        for kind, rows in locked.items():
+            for key, version, is_watched in rows:
                 versions[kind, key] = version
                 if is_watched:
                     watched.add(key)
-        replies = {}
-        if found is not None:
-            for account_id, route, key, fingerprint, reply in found.fetchall():
-                probe = IdempotencyProbe(account_id, route, key)
-                replies[probe] = StoredReply(bytes(fingerprint), bytes(reply))
+        replies = {
+            IdempotencyProbe(account_id, route, key): StoredReply(fingerprint, reply)
+            for account_id, route, key, fingerprint, reply in next(found, ())
+        }
         return versions, replies, watched
 
     def _has_grown(self, units: int) -> bool:
@@ -353,15 +291,15 @@ class BatchWriter:
 
     # --------------------------------------------------------------------------------------------- connection
 
-    def _connected(self) -> psycopg.Connection[Any]:
-        last = self._connection.current
+    def _connected(self) -> PreparedStatements:
         try:
             connection = self._connection.get()
         except DatabaseAway as away:
             raise ConnectionLost(away) from away
-        if connection is not last:
+        if self._prepared is None or self._prepared.connection is not connection:
+            self._prepared = PreparedStatements(connection)
             self._units, self._replan_units = 0, REPLAN_UNITS
-        return connection
+        return self._prepared
 
     def _recover(self, exc: Exception) -> None:
         """Roll back if the connection still works; otherwise raise :class:`ConnectionLost`."""

@@ -1,4 +1,4 @@
-"""Several COPYs in one request: all of them in one transaction, or none."""
+"""Several COPYs, or several prepared statements, in one exchange: all in one transaction, or none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from psycopg import errors, pq
 from tests.fresh_databases import FreshDatabases
 
-from holdfast.persistence.journal.writer import CHUNK_BYTES, copy_all
+from holdfast.persistence.journal.exchanges import CHUNK_BYTES, PreparedStatements, copy_all
 
 ONE = "copy one (id, body) from stdin"
 TWO = "copy two (id) from stdin"
@@ -128,5 +128,103 @@ def test_a_connection_that_is_cut_counts_as_broken(connection: psycopg.Connectio
     long = "".join(f"{number}\t{'z' * 1000}\n" for number in range(20 * CHUNK_BYTES // 1000))
     with pytest.raises(psycopg.OperationalError):
         copy_all(connection, [(ONE, long), (TWO, "1\n")])
+    assert connection.broken
+    assert counted(database_url) == (0, 0)
+
+
+# ------------------------------------------------------------------------------------------------ statements
+
+INSERT = "insert into two select unnest(%s::int[])"
+SELECT = "select id, id > 1 from two where id < %s::int order by id"
+
+
+def names(connection: psycopg.Connection[Any]) -> int:
+    """Return how many statements of ours the session has prepared."""
+    row = connection.execute("select count(*) from pg_prepared_statements where name like 'holdfast%'").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+class CountingConnection(psycopg.Connection[Any]):
+    """A connection that counts its exchanges."""
+
+    exchanges = 0
+
+    def wait(self, *arguments: Any, **more: Any) -> Any:
+        self.exchanges += 1
+        return super().wait(*arguments, **more)
+
+
+def test_statements_run_in_order_and_return_their_rows(database_url: str) -> None:
+    with CountingConnection.connect(database_url) as connection:
+        connection.execute("truncate one, two")
+        connection.commit()
+        before = connection.exchanges
+        found = PreparedStatements(connection).run(
+            [(INSERT, ("{1,2}",)), (SELECT, ("9",)), (INSERT, ("{3}",)), (SELECT, ("9",)), ("commit", ())]
+        )
+        assert found == [[], [(1, False), (2, True)], [], [(1, False), (2, True), (3, True)], []]
+        assert connection.exchanges == before + 1
+        assert connection.info.transaction_status == pq.TransactionStatus.IDLE
+    assert counted(database_url) == (0, 3)
+
+
+def test_statements_belong_to_the_open_transaction(connection: psycopg.Connection[Any], database_url: str) -> None:
+    prepared = PreparedStatements(connection)
+    prepared.run([(INSERT, ("{1}",))])
+    assert connection.info.transaction_status == pq.TransactionStatus.INTRANS
+    assert prepared.run([(INSERT, ("{2}",)), (SELECT, ("9",))])[1] == [(1, False), (2, True)]
+    assert counted(database_url) == (0, 0)
+    connection.rollback()
+    assert counted(database_url) == (0, 0)
+
+
+def test_a_statement_is_prepared_once(connection: psycopg.Connection[Any]) -> None:
+    prepared = PreparedStatements(connection)
+    for _ in range(3):
+        prepared.run([(INSERT, ("{}",)), (SELECT, ("1",)), (SELECT, ("2",))])
+    assert names(connection) == 3  # with BEGIN
+
+
+def test_a_failed_statement_ends_the_transaction_and_later_ones_do_not_run(
+    connection: psycopg.Connection[Any], database_url: str
+) -> None:
+    prepared = PreparedStatements(connection)
+    for _ in range(3):
+        with pytest.raises(errors.UniqueViolation, match="two_pkey"):
+            prepared.run([(INSERT, ("{1,1}",)), (SELECT, ("9",)), ("commit", ())])
+        assert connection.info.transaction_status == pq.TransactionStatus.INERROR
+        connection.rollback()
+        assert counted(database_url) == (0, 0)
+    # BEGIN and the insertion: what did not run was not prepared.
+    assert names(connection) == 2
+    assert prepared.run([(INSERT, ("{1}",)), (SELECT, ("9",)), ("commit", ())])[1] == [(1, False)]
+    assert counted(database_url) == (0, 1)
+
+
+@pytest.mark.parametrize(("text", "error"), [("{\ud800}", UnicodeEncodeError), ("{1\0}", psycopg.DataError)])
+def test_text_that_the_server_cannot_hold_is_never_sent(
+    connection: psycopg.Connection[Any], text: str, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        PreparedStatements(connection).run([(INSERT, ("{1}",)), (INSERT, (text,))])
+    assert connection.info.transaction_status == pq.TransactionStatus.IDLE
+
+
+def test_requests_and_responses_larger_than_the_buffers_pass(connection: psycopg.Connection[Any]) -> None:
+    """Both directions fill at once: whoever only sent, or only received, would wait for ever."""
+    echo = "select %s::text"
+    texts = [str(number) * 1_000_000 for number in range(10)]
+    found = PreparedStatements(connection).run([(echo, (text,)) for text in texts])
+    assert [value for [(value,)] in found] == texts
+
+
+def test_a_session_that_was_terminated_says_so(connection: psycopg.Connection[Any], database_url: str) -> None:
+    prepared = PreparedStatements(connection)
+    prepared.run([(SELECT, ("1",))])
+    with psycopg.connect(database_url, autocommit=True) as other:
+        other.execute("select pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
+    with pytest.raises(psycopg.OperationalError):
+        prepared.run([(INSERT, ("{1}",)), ("commit", ())])
     assert connection.broken
     assert counted(database_url) == (0, 0)
