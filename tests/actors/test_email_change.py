@@ -157,10 +157,10 @@ class CutWriter(BatchWriter):
             raise ConnectionLost(OSError("cut"))
         results = super().write(units)
         if cut == "after":
-            [batch] = self._connected().execute(
+            [batch] = self._connected().connection.execute(
                 "select batch_id from journal_batches order by at desc, batch_id desc limit 1"
             ).fetchone() or ("",)
-            self._connected().rollback()
+            self._connected().connection.rollback()
             raise CommitUnanswered(batch, OSError("cut"), if_durable=results, if_void=results)
         return results
 
