@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import trio
 import trio.testing
+from tests.clients import until
 
 from holdfast.actors.runtime.refs import WorkerRef
 from holdfast.actors.task.messages import ExpireAssets, Host, RecordHosting
@@ -292,11 +293,12 @@ async def test_concurrent_storing_and_sweeping_never_lose_a_file(setup: Setup, s
         async with trio.open_nursery() as storing:
             for _ in range(4):
                 storing.start_soon(store_and_drop)
+
+        async def is_empty() -> bool:
+            return not await setup.count("contents")
+
         # Unreferenced content is removed in the end.
-        for _ in range(1000):
-            if not await setup.count("contents"):
-                break
-            await trio.sleep(0.01)
+        await until(is_empty)
         background.cancel_scope.cancel()
     assert sum(removed) > len(pictures)
     assert not any([await setup.has(data) for data in pictures])

@@ -137,7 +137,11 @@ async def pay_while_issuers_break(url: str) -> tuple[int, int, Issuers]:
             operations += made
             done += 1
             if done % (ORDERS // FAULTS) == 0:
+                await until(some_are_there, within_s=600)
                 broken.break_one()
+
+    async def some_are_there() -> bool:
+        return count(url) > 0
 
     async def all_are_there() -> bool:
         return count(url) >= operations

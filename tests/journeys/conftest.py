@@ -7,7 +7,7 @@ less than a hundredth of a core. The rest ends with its module.
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import TypeAlias
@@ -110,6 +110,18 @@ async def new_customer() -> AsyncIterator[NewCustomer]:
             return customer
 
         yield make
+
+
+async def customers_of_each(
+    services: Sequence[Service], new_customer: NewCustomer, number: int, *, credit: str
+) -> list[Customer]:
+    """Sign customers in at the first of some members until each of them owns so many of the accounts."""
+    found: list[list[Customer]] = [[] for _ in services]
+    while min(map(len, found)) < number:
+        customer = await new_customer(services[0], credit=credit)
+        owner = next(index for index, service in enumerate(services) if service.owns(customer.account_id))
+        found[owner].append(customer)
+    return [customer for owned in found for customer in owned[:number]]
 
 
 @contextmanager

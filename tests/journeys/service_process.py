@@ -15,12 +15,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 from tests.forked_processes import HOLDFAST, ForkedProcess, fork_process
 from tests.fresh_clusters import create_data_folder
 from tests.reserved_ports import reserve_port
 
+from holdfast.cluster.place_map import members_map
+from holdfast.ledger.values import place_of
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.embedded import database_url_of
@@ -173,6 +176,11 @@ class Service:
         text = httpx2.get(f"{self.url}/metrics", verify=False).text
         found = re.findall(rf"^{name}(?:\{{[^}}]*\}})? ([0-9.e+]+)$", text, re.MULTILINE)
         return sum(map(float, found))
+
+    def owns(self, account_id: str) -> bool:
+        """Whether an account is this member's, by the rows of those that are ready."""
+        _, server = members_map(self.database_url, [place_of(account_id)]).split()
+        return server == urlsplit(self.url).netloc
 
     def _is_ready(self) -> bool:
         started = [line for line in self.log_lines() if line.get("event") == "holdfast serves"]

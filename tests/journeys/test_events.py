@@ -178,20 +178,21 @@ async def test_two_processes_deliver_each_event_once_even_across_a_kill(
                 heads = {"Authorization": f"Bearer {ada.key}"}
                 ok(await homes[number % 2].post(f"/v2/task/{request_id}/cancel", headers=heads))
 
-            async with trio.open_nursery() as nursery:
-                for number in range(40):
-                    nursery.start_soon(run, number)
-        reported = {}
-        for request_id in await ada.tasks():
-            event = await settled(ada, request_id, "task.canceled", "delivered")
-            reported[event["event_id"]] = [attempt["status_code"] for attempt in event["attempts"]]
+            reported: dict[str, list[int | None]] = {}
+            # Which process delivers an event is decided by which looks first: more until both have.
+            while not reported or min(twin.metric("holdfast_event_deliveries_total") for twin in twins) == 0:
+                async with trio.open_nursery() as nursery:
+                    for number in range(40):
+                        nursery.start_soon(run, number)
+                for request_id in await ada.tasks():
+                    event = await settled(ada, request_id, "task.canceled", "delivered")
+                    reported[event["event_id"]] = [attempt["status_code"] for attempt in event["attempts"]]
         posts = Counter(post.event_id for post in endpoint.at("/shared"))
-        assert len(reported) == 40
+        assert len(reported) % 40 == 0
         assert set(posts) == set(reported)
         # On a busy machine an answer may come too late and the event again, but never by two at once.
         assert all(posts[event_id] <= len(statuses) for event_id, statuses in reported.items())
         assert all(statuses[0] == 200 and set(statuses[1:]) <= {None} for statuses in reported.values())
-        assert all(twin.metric("holdfast_event_deliveries_total") > 0 for twin in twins)
 
         endpoint.mute.add("/unheard")
         unheard = await create(ada, f"{endpoint.url}/unheard")

@@ -203,10 +203,8 @@ async def own_customer(service: Service, new_customer: NewCustomer) -> Customer:
 
     await until(are_linked)
     while True:
-        customer = await new_customer(service, connections=1)
-        before = service.metric("holdfast_forwarded_asks_total")
-        await customer.recharge("1000.00")
-        if service.metric("holdfast_forwarded_asks_total") == before:
+        customer = await new_customer(service, credit="1000.00", connections=1)
+        if service.owns(customer.account_id):
             return customer
 
 

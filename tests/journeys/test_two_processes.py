@@ -11,7 +11,7 @@ import pytest
 import trio
 from tests.clients import Customer, Totals, loopback_client, ok, until
 
-from .conftest import NewCustomer
+from .conftest import NewCustomer, customers_of_each
 from .quiet_provider import MODEL
 from .service_process import Service
 
@@ -97,7 +97,7 @@ async def test_two_processes_never_overspend_an_account(services: list[Service],
 async def test_accounts_of_a_killed_process_move_to_the_other(
     services: list[Service], new_customer: NewCustomer
 ) -> None:
-    customers = [await new_customer(services[0], credit="50.00") for _ in range(6)]
+    customers = await customers_of_each(services, new_customer, 3, credit="50.00")
     outcomes: Counter[int] = Counter()
 
     async def create_through_all(turns: range) -> None:

@@ -280,7 +280,7 @@ def test_two_writers_over_the_same_accounts_never_deadlock(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
     assert len(outcomes) == 2 * 25 * 24
     assert set(outcomes) <= {"Committed", "Stale"}
@@ -388,6 +388,6 @@ def test_statements_larger_than_the_buffers_of_the_connection_are_sent(
     results: list[UnitResult] = []
     sender = threading.Thread(target=lambda: results.extend(writer.write(units)), daemon=True)
     sender.start()
-    sender.join(20)
+    sender.join(60)
     assert results == [Committed()]
     assert rows.execute("select version from sign_ins").fetchall() == [(1,)]

@@ -220,7 +220,7 @@ def test_the_look_up_prevents_a_batch_that_still_runs_on_the_server(
         until(lambda: of_zombie("wait_event_type = 'Lock'"))
         with socket.socket(fileno=socket.dup(connections[0].fileno())) as wire:
             wire.shutdown(socket.SHUT_RDWR)
-        thread.join(15)
+        thread.join(60)
         assert of_zombie("wait_event_type = 'Lock'")
         assert breaking.look_up(caught[0].batch_id) is False
         blocker.rollback()
@@ -242,7 +242,7 @@ def test_the_look_up_waits_for_a_commit_under_way(
         until(lambda: rows.execute(waiting).fetchall() != [(0,)])
         assert found == []
         under_way.commit() if commits else under_way.rollback()
-        thread.join(15)
+        thread.join(60)
     assert found == [commits]
 
 
