@@ -21,12 +21,13 @@ from holdfast.ledger.tasks.provider_update import Output
 from holdfast.ledger.tasks.transitions import HostingFailure, HostOutputs
 from holdfast.ledger.values import utc_now
 from holdfast.providers.outbound.downloads import DownloadRefused
+from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.telemetry.reports.conditions import TakeOutcome, ignore_outcome
 
 
-def host(number: int, task: str = "task_1") -> Host:
-    outputs = (Output(index=0, url=f"https://x.test/{number}"),)
-    return Host("studio", HostOutputs(task, 1, number, outputs), Hosting(), 30.0)
+def host(number: int, task: str = "task_1", *, provider: str = "studio", at: str = "https://x.test") -> Host:
+    outputs = (Output(index=0, url=f"{at}/{number}"),)
+    return Host(provider, HostOutputs(task, 1, number, outputs), Hosting(), 30.0)
 
 
 ROUND_1, ROUND_2 = host(1), host(2)
@@ -76,13 +77,13 @@ def fetches(monkeypatch: pytest.MonkeyPatch) -> Fetches:
 
 
 async def start_worker(
-    nursery: trio.Nursery, tmp_path: Path, take_outcome: TakeOutcome = ignore_outcome
+    nursery: trio.Nursery, tmp_path: Path, take_outcome: TakeOutcome = ignore_outcome, *, downloads: Any = None
 ) -> tuple[TaskRecorder, WorkerRef]:
     tasks, ref = TaskRecorder(), WorkerRef("hosting")
     unused: Any = None
     worker = HostingWorker(
         ref,
-        downloads=unused,
+        downloads=downloads,
         origins_of=lambda _: frozenset(),
         store=unused,
         claims=unused,
@@ -169,3 +170,24 @@ async def test_a_disk_that_takes_no_output_is_reported_and_counts_no_round(
     assert outcomes == ["No space left on device in /srv/incoming"]
     failure = HostingFailure(0, "storage: cannot be written at the moment", final=False, by_store=True)
     assert [each.results for each in tasks.received] == [(failure,)]
+
+
+async def test_providers_that_hang_take_no_connection_of_others(nursery: trio.Nursery, tmp_path: Path) -> None:
+    connected, all_hang, providers = 0, trio.Event(), 8
+
+    async def hang(stream: trio.SocketStream) -> None:
+        nonlocal connected
+        connected += 1
+        if connected == providers * ROUNDS_MAX:
+            all_hang.set()
+        async with stream:
+            await trio.sleep_forever()
+
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    nursery.start_soon(trio.serve_listeners, hang, [listener])
+    origin = listener.socket.getsockname()
+    _, ref = await start_worker(nursery, tmp_path, downloads=GuardedClient(local_allowed=True))
+    for number in range(providers * ROUNDS_MAX):
+        at = f"http://{origin[0]}:{origin[1]}"
+        ref.tell(host(number, f"task_{number}", provider=f"provider_{number % providers}", at=at))
+    await all_hang.wait()

@@ -12,6 +12,7 @@ import trio
 from quart import Response, request
 from quart_trio import QuartTrio
 
+from holdfast.actors.workers.provider_calls import CALLS_MAX
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, JobCallFault, MediaProvider, NotSent, Rejected
 from holdfast.providers.media.client import ANSWER_MAX_BYTES
@@ -205,6 +206,33 @@ async def test_silence_after_sending_is_ambiguous(hang_up: bool) -> None:
             assert isinstance(await cog.submit(job()), Ambiguous)
             with pytest.raises(JobCallFault):
                 await cog.poll("task_01", 1, None)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_probe_waits_for_no_call_of_a_task() -> None:
+    submits = 2 * CALLS_MAX
+    connected, all_wait = 0, trio.Event()
+
+    async def answer_probes(stream: trio.SocketStream) -> None:
+        nonlocal connected
+        async with stream:
+            if (await stream.receive_some()).startswith(b"GET"):
+                await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+                return
+            connected += 1
+            if connected == submits:
+                all_wait.set()
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, answer_probes, [listener])
+        async with provider(f"http://127.0.0.1:{listener.socket.getsockname()[1]}") as cog:
+            for _ in range(submits):
+                nursery.start_soon(cog.submit, job())
+            await all_wait.wait()
+            await cog.probe()
+            assert cog.health.state == "up"
         nursery.cancel_scope.cancel()
 
 

@@ -35,7 +35,8 @@ ANSWER_MAX_BYTES = 16 * 1024 * 1024
 RETRY_AFTER_MAX_S = 3600
 CONNECT_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 5.0
-CONNECTIONS_MAX_COUNT = 64
+CONNECTIONS_MAX_COUNT = 65
+"""Two halves for the calls of tasks, and one for a probe, which waits for none of those."""
 
 REFUSING_STATUSES = frozenset({401, 402, 403, 408, 429})
 """Statuses by which the provider refuses this service. Others below 500 are about the job: its input, its id."""

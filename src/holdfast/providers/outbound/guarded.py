@@ -35,6 +35,8 @@ from holdfast.providers.outbound.urls import Target, parse_url
 REDIRECTS_MAX_COUNT = 5
 ADDRESSES_MAX_COUNT = 4
 """How many of a name's addresses are tried."""
+CONNECTIONS_MAX_COUNT = 512
+"""Not a limit in practice: hosting has one for each provider, so that one that hangs delays no other."""
 
 Origin = tuple[str, int]
 """Host in lower case, and port."""
@@ -79,7 +81,7 @@ class GuardedClient:
         ssl_context: ssl.SSLContext | None = None,
         connect_timeout_s: float = 10.0,
         idle_timeout_s: float = 30.0,
-        connections_max_count: int = 32,
+        connections_max_count: int = CONNECTIONS_MAX_COUNT,
     ) -> None:
         self._allow = allow
         self._local_allowed = local_allowed
