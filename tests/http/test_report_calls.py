@@ -17,7 +17,6 @@ from tests.event_streams import STREAM, StreamReader, reading
 from trio.testing import MockClock
 
 from holdfast.http.endpoints.operators import reports as endpoint
-from holdfast.http.endpoints.operators.processes import ask_all
 from holdfast.http.endpoints.operators.reports import event_stream
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.operator_access import begin_session, end_session
@@ -29,7 +28,6 @@ from holdfast.persistence.claims.reports import write_reports
 from holdfast.persistence.queries.reports import reports_after
 from holdfast.persistence.records import tables
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.supervision.control.messages import EndSession
 from holdfast.telemetry.reports import feed as feed_module
 from holdfast.telemetry.reports.feed import ReportFeed
 from holdfast.telemetry.reports.report import Report
@@ -292,7 +290,7 @@ async def test_a_stream_ends_with_its_session(api: Api, monkeypatch: pytest.Monk
         emit(api)
         assert await reader.keys(1) == ["acct_1"]
         if ends == "signed out":
-            await end_session(api.deps, cookie, lambda mac: ask_all(api.deps, EndSession(mac)))
+            await end_session(api.deps, cookie)
         elif ends == "disabled":
             await api.write(tables.accounts.update().values(disabled_at=api.now))
         else:

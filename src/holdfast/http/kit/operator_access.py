@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -165,16 +164,13 @@ async def sign_in_by_token(deps: Dependencies, token: str, origin: str) -> tuple
         return new_unstored_session(deps.now(), deps.settings)
 
 
-async def end_session(deps: Dependencies, cookie: str, tell_all: Callable[[bytes], Awaitable[object]]) -> None:
-    """End the session of a cookie; ``tell_all`` tells all processes, which may have found it valid lately.
-
-    This process refuses it even if its own control actor does not answer.
+async def end_session(deps: Dependencies, cookie: str) -> None:
+    """End the session of a cookie in the database, and in this process also while that is away.
 
     Raises :class:`DatabaseAway` if it has to be ended in the database: once that is back, the session is valid.
     """
     mac = cookie_mac(cookie, deps.settings)
     deps.access.seen_sessions.end(mac, deps.now())
-    await tell_all(mac)
     try:
         await deps.write_record(partial(records.end_session, cookie_mac=mac, at=deps.now()))
     except DatabaseAway:

@@ -16,6 +16,7 @@ from holdfast.http.kit.operators import (
     Operator,
     OperatorCredential,
     OperatorRole,
+    cookie_mac,
     operator_of,
     refuse_cross_origin,
     role_of,
@@ -141,7 +142,9 @@ async def sign_operator_out(call: Call) -> Outcome:
     """Without a cookie there is nothing to end."""
     cookie = OPERATOR_COOKIE.read(call.request.cookies, call.deps.settings)
     if cookie is not None:
-        await end_session(call.deps, cookie, lambda mac: ask_all(call.deps, EndSession(mac)))
+        # Any process may have found it valid lately.
+        await ask_all(call.deps, EndSession(cookie_mac(cookie, call.deps.settings)))
+        await end_session(call.deps, cookie)
     return BodyResponse(
         OperatorSessionEnded(signed_out=cookie is not None),
         headers=(OPERATOR_COOKIE.end_header(call.deps.settings),),
