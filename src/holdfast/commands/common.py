@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import Annotated, Any, Final, NoReturn, TypeAlias, TypeVar
+from typing import Annotated, Final, NoReturn, TypeAlias, TypeVar
 
 import typer
 
@@ -89,7 +89,7 @@ def ask_service(
     url: str | None,
     timeout_s: float = 30.0,
     query: Mapping[str, str] | None = None,
-    body: Mapping[str, Any] | None = None,
+    body: Mapping[str, object] | None = None,
 ) -> T:
     """Read ``path`` of the configured service, or send it a ``body``. Exits with a line if it does not do so."""
     from holdfast.commands.service_calls import ServiceFault, call_service

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 from urllib.parse import quote
 
 import typer
@@ -51,14 +51,14 @@ def override_command(
 
 def _action(
     what: What, subject: str | None, value: str | None, *, for_s: int, note: str, reason: str
-) -> tuple[str, dict[str, Any]]:
+) -> tuple[str, dict[str, object]]:
     """Return the path and the body of the action. Exits if something is lacking."""
     kind, path, field = _KINDS[what]
     if not subject or not reason.strip():
         fail("A subject and --reason are needed: they are recorded with the action.", BAD_CONFIGURATION)
     if not for_s:
         return "/ops/api/overrides/end", {"kind": kind, "subject": subject, "reason": reason}
-    given: Any = value
+    given: object = value
     if field != "new_tasks":
         try:
             given = int(value or "") if field == "slots" else float(value or "")

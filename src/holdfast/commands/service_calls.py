@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx2
 import msgspec
@@ -35,7 +35,7 @@ def call_service(
     url: str | None,
     timeout_s: float,
     query: Mapping[str, str] | None = None,
-    body: Mapping[str, Any] | None = None,
+    body: Mapping[str, object] | None = None,
 ) -> T:
     """Read ``path`` of the service at ``location``, or at ``url``; with a ``body`` send that.
 

@@ -43,7 +43,7 @@ class SpendingLimit(msgspec.Struct, frozen=True):
     """The window: a day, a week from Monday, or a month, in UTC; or `total`, which has no end."""
 
 
-def expected_value(kind: Any) -> str:
+def expected_value(kind: object) -> str:
     """Describe the values that a field's type allows."""
     if get_origin(kind) is Annotated:
         kind, meta, *_ = get_args(kind)
@@ -58,7 +58,7 @@ def expected_value(kind: Any) -> str:
     return _NAMES[kind] if kind in _NAMES else expected_value(options[0])
 
 
-_NAMES: dict[Any, str] = {bool: "true or false", date: "a date YYYY-MM-DD"}
+_NAMES: dict[object, str] = {bool: "true or false", date: "a date YYYY-MM-DD"}
 
 
 def noun(count: float, one: str, many: str | None = None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
@@ -57,7 +57,7 @@ async def generate_images(call: Call) -> Outcome:
 async def edit_image(call: Call) -> Outcome:
     """The form's files are stored until the task has ended, and the model gets links to them."""
 
-    def stored(fields: Mapping[str, Any], names: Sequence[str]) -> Collection[str] | Refusal:
+    def stored(fields: Mapping[str, object], names: Sequence[str]) -> Collection[str] | Refusal:
         if "image" not in names:
             return missing_parameter("image")
         return stored_names(call.deps.registry.catalog, fields, names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 from holdfast.http.endpoints.sign_in import request_code, sign_out, verify_code
@@ -89,18 +90,16 @@ async def take_sign_in(visit: Visit) -> ViewResult:
     kept = {name.removeprefix(KEPT): value for name, value in form.items() if name.startswith(KEPT)}
     email, otp_id = form.get("email", ""), form.get("otp_id", "")
     now, settings = call.deps.now(), call.deps.settings
-
-    def shown(**more: object) -> Html:
-        found = {"email": email, "otp_id": otp_id, **more}
-        return sign_in_form(return_to, kept=kept, kept_action=form.get(KEPT_ACTION, ""), **found)  # type: ignore[arg-type]
-
+    shown = partial(
+        sign_in_form, return_to, kept=kept, kept_action=form.get(KEPT_ACTION, ""), email=email, otp_id=otp_id
+    )
     if "start" in form:
         return shown(otp_id="")
     if "otp" not in form or "resend" in form:
         sent = await visit.submit(request_code, CodeSent, {"email": email})
         if isinstance(sent, Refusal):
             wait_s = sent.retry_after_s
-            return shown(refusal=sent, resend_at=wait_s and now + timedelta(seconds=wait_s))
+            return shown(refusal=sent, resend_at=None if wait_s is None else now + timedelta(seconds=wait_s))
         resend_at = now + timedelta(seconds=settings.otp_resend_s)
         return shown(otp_id=sent.otp_id, debug_otp=sent.debug_otp, resend_at=resend_at)
     code = code_digits(form["otp"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from holdfast.persistence.records.rows import FileRow
 
@@ -25,12 +25,12 @@ class Form(NamedTuple):
     ``memory_bytes`` is how much of it is in memory.
     """
 
-    fields: dict[str, Any]
+    fields: dict[str, object]
     files: tuple[FormFile, ...]
     memory_bytes: int
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """What two equal forms have in common, whatever their boundaries and the names of their files are."""
         return {"fields": self.fields, "files": [[each.name, each.sha256] for each in self.files]}
 

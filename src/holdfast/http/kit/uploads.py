@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -66,7 +66,7 @@ T = TypeVar("T")
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-StoredNames: TypeAlias = Callable[[Mapping[str, Any], Sequence[str]], Collection[str] | Refusal]
+StoredNames: TypeAlias = Callable[[Mapping[str, object], Sequence[str]], Collection[str] | Refusal]
 """Which files of a form with these fields, by their names, are stored; others are kept in memory, or refused."""
 
 
@@ -199,7 +199,7 @@ class _Upload:
         """Store the files, all of which have come. Raises ``OSError`` and ``DatabaseAway``."""
         return [await self._store(each, retention_s) for each in self._files]
 
-    async def take(self, fields: Mapping[str, Any], stored_names: StoredNames) -> list[FormFile]:
+    async def take(self, fields: Mapping[str, object], stored_names: StoredNames) -> list[FormFile]:
         """Store the files that are to be stored, for a task of this request, and read the others.
 
         Raises ``OSError`` and ``DatabaseAway``.
@@ -452,12 +452,12 @@ def _text(name: str, value: bytes) -> str:
     return text
 
 
-def _named(sent: Mapping[str, list[str]]) -> dict[str, Any]:
+def _named(sent: Mapping[str, list[str]]) -> dict[str, object]:
     """Return the fields of a form by their names: texts, lists of those whose name says so, and objects.
 
     The parts of an object are named ``metadata[key]``.
     """
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     for sent_name, texts in sent.items():
         name = sent_name.removesuffix(LIST_SUFFIX)
         is_list = name != sent_name

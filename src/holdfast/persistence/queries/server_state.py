@@ -7,7 +7,7 @@ server does not have, or that takes longer, is missing, with why.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from psycopg import errors
@@ -227,7 +227,7 @@ _WHY: Final[tuple[tuple[type[Exception], str], ...]] = (
 def read_server_state(rows: Connection) -> ServerState:
     """Read every part on one connection, whose settings are afterwards as they were."""
     missing: dict[str, str] = {}
-    state: dict[str, Any] = {"missing": missing}
+    state: dict[str, object] = {"missing": missing}
     with driver_of(rows).transaction():
         rows.execute(text("select set_config('statement_timeout', :most, true)"), {"most": str(PART_MS)})
         state |= _shown(rows.execute(_SERVER).mappings().one())
@@ -245,7 +245,7 @@ def read_server_state(rows: Connection) -> ServerState:
     return msgspec.convert(state, ServerState)
 
 
-def _shown(row: RowMapping) -> dict[str, Any]:
+def _shown(row: RowMapping) -> dict[str, object]:
     """Return a row as it is shown: of a statement no secret that it has as text."""
     shown = {name: format_time(value) if isinstance(value, datetime) else value for name, value in row.items()}
     return shown | {name: scrub(str(row[name])) for name in row if name.endswith("statement")}

@@ -155,7 +155,7 @@ def percent_of(logs: str | None) -> int | None:
     return int(found[-1]) if found else None
 
 
-def _outputs(raw: Any) -> list[Output]:
+def _outputs(raw: object) -> list[Output]:
     """Parse outputs: a URL, a data URL, text, an object, or a list or map of those.
 
     A map with links has other values too (a seed, the prompt); then only the links are outputs.
@@ -173,7 +173,7 @@ def _outputs(raw: Any) -> list[Output]:
     return [_output(item, index) for index, item in enumerate(items)]
 
 
-def _leaves(raw: Any, depth: int) -> Iterator[Any]:
+def _leaves(raw: object, depth: int) -> Iterator[object]:
     """Yield the values inside lists and maps; an object with a ``url`` or ``data`` is a value."""
     if depth > _NESTED_MAX:
         raise PredictionFault("the prediction's outputs are nested too deeply")
@@ -190,7 +190,7 @@ def _is_link(text: str) -> bool:
     return text[:8].lower().startswith(("http://", "https://", "data:"))
 
 
-def _output(item: Any, index: int) -> Output:
+def _output(item: object, index: int) -> Output:
     if isinstance(item, str):
         item = {"url": item}
     if not isinstance(item, dict):
@@ -209,7 +209,7 @@ def _output(item: Any, index: int) -> Output:
     return msgspec.structs.replace(claim, url=None, data=text, content_type="text/plain")
 
 
-def _usage(metrics: Mapping[str, Any] | None) -> ReportedUsage | None:
+def _usage(metrics: Mapping[str, object] | None) -> ReportedUsage | None:
     if not metrics:
         return None
     spent_ms = metrics.get("provider_ms")
