@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
+from tests.clients import until
 from tests.forked_processes import HOLDFAST, ForkedProcess, fork_process
 from tests.fresh_clusters import create_data_folder
 from tests.reserved_ports import reserve_port
@@ -199,6 +200,15 @@ def start_together(services: Sequence[Service]) -> None:
         service._launch()
     for service in services:
         service._await_ready()
+
+
+async def until_linked(services: Sequence[Service]) -> None:
+    """Wait until all members of one database own places, each by all the others."""
+
+    async def are_linked() -> bool:
+        return all(each.metric("holdfast_members") == len(services) for each in services)
+
+    await until(are_linked)
 
 
 @contextmanager

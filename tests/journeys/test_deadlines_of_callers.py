@@ -17,7 +17,7 @@ from tests.clients import IMAGE, Customer, Totals, loopback_client, ok, refused,
 
 from .conftest import NewCustomer, customers_of_each
 from .quiet_provider import MODEL, QuietProvider, signed
-from .service_process import Service
+from .service_process import Service, until_linked
 
 CUSTOMERS_EACH = 4
 DEADLINE_S = 10
@@ -36,7 +36,7 @@ async def test_a_hold_ends_with_its_deadline_while_a_process_lives(
     two_services: list[Service], provider: QuietProvider, new_customer: NewCustomer, way: signal.Signals
 ) -> None:
     _, struck = two_services
-    await until(lambda: are_members(two_services))
+    await until_linked(two_services)
     customers = await customers_of_each(two_services, new_customer, CUSTOMERS_EACH, credit="5.00")
     assert struck.process is not None
     left, finished = {}, {}
@@ -67,7 +67,7 @@ async def test_a_hold_ends_with_its_deadline_while_a_process_lives(
         else:
             await trio.to_thread.run_sync(struck.kill)
             await trio.to_thread.run_sync(struck.start)
-    await until(lambda: are_members(two_services))
+    await until_linked(two_services)
     # What the other process knew, and a success that comes too late, change nothing.
     async with loopback_client(base_url=struck.url, timeout=60) as http:
         for customer in customers:
@@ -105,7 +105,3 @@ async def check(customer: Customer, left: str, finished: str) -> None:
     due = datetime.fromisoformat(tasks[left]["created_at"]) + timedelta(seconds=DEADLINE_S)
     assert timedelta(0) <= datetime.fromisoformat(settled[left]["at"]) - due <= LATE_MAX
     assert await customer.totals() == Totals(Decimal(4), Decimal(0), Decimal(4))
-
-
-async def are_members(services: list[Service]) -> bool:
-    return [service.metric("holdfast_members") for service in services] == [2, 2]

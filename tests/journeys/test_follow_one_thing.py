@@ -21,7 +21,7 @@ from .card_provider import CardProviderProcess, Payer
 from .conftest import NewCustomer, running_postgres
 from .operator_client import Operator
 from .quiet_provider import MODEL, QuietProvider
-from .service_process import Service, new_folder, start_together
+from .service_process import Service, new_folder, start_together, until_linked
 
 SERVER_KEY = "the-server-key-that-both-processes-have-0123456789"
 
@@ -45,15 +45,11 @@ def services(provider: QuietProvider, card_provider: CardProviderProcess) -> Ite
                 shutil.rmtree(folder)
 
 
-async def are_members(services: list[Service]) -> bool:
-    return [service.metric("holdfast_members") for service in services] == [2.0, 2.0]
-
-
 @pytest.fixture
 async def ada(
     services: list[Service], new_customer: NewCustomer, card_provider: CardProviderProcess
 ) -> AsyncIterator[Payer]:
-    await until(lambda: are_members(services))
+    await until_linked(services)
     card_provider.serve(services[0])
     yield Payer(await new_customer(services[0]), card_provider)
     await card_provider.webhooks()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import httpx2
@@ -16,7 +15,7 @@ from tests.event_streams import StreamReader, reading
 
 from .conftest import NewCustomer, NewService
 from .quiet_provider import MODEL, QuietProvider, signed
-from .service_process import Service, new_folder, start_together
+from .service_process import Service, new_folder, start_together, until_linked
 
 WAITING = "holdfast_http_waiting"
 WAITS_MAX = 3
@@ -34,15 +33,11 @@ def pair(new_service: NewService, shared_url: str, provider: QuietProvider) -> I
     }
     services = [new_service(**settings), new_service(**settings)]
     start_together(services)
-    trio.run(until, partial(_are_members, services))
+    trio.run(until_linked, services)
     yield services
     for service in services:
         if service.is_alive():
             assert service.stop() == 0
-
-
-async def _are_members(services: list[Service]) -> bool:
-    return [service.metric("holdfast_members") for service in services] == [2.0, 2.0]
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ from holdfast.persistence.server.connections import connected
 
 from .conftest import NewCustomer, NewService
 from .quiet_provider import MODEL, QuietProvider, signed
-from .service_process import SERVER_KEY, Service, start_together
+from .service_process import SERVER_KEY, Service, start_together, until_linked
 
 FORWARDED = "holdfast_forwarded_asks_total"
 REPLAYED = 'holdfast_journal_units_total{result="already_answered"}'
@@ -230,11 +230,7 @@ async def test_a_frozen_process_creates_nothing_that_was_sent_again_elsewhere(
     for each in services:
         each.environment["HOLDFAST_CATALOG"] = catalog
     await trio.to_thread.run_sync(start_together, services)
-
-    async def are_linked() -> bool:
-        return all(each.metric("holdfast_members") == 2 for each in services)
-
-    await until(are_linked)
+    await until_linked(services)
     frozen, other = services
     while True:
         customer = await new_customer(frozen, credit="50.00")

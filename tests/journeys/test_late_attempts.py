@@ -26,7 +26,7 @@ from .conftest import NewCustomer, NewService
 from .late_proxies import RESET_ON_CLOSE, Balancer, LateProxy, address_of
 from .quiet_provider import MODEL, QuietProvider
 from .replicate_programs import STARTS
-from .service_process import SERVER_KEY, Service, start_together
+from .service_process import SERVER_KEY, Service, start_together, until_linked
 from .test_resent_creates import prompts_of
 
 LATE = int(os.environ.get("LATE", "30"))
@@ -178,6 +178,7 @@ async def test_a_frozen_process_makes_no_task_for_clients_that_have_gone(
 ) -> None:
     stopped, other = two_services
     assert stopped.process is not None
+    await until_linked(two_services)
     customer = await own_customer(other, new_customer)
     idle = sum(each.metric("holdfast_http_connections") for each in two_services)
     with frozen(stopped.process.pid):
@@ -197,11 +198,6 @@ async def test_a_frozen_process_makes_no_task_for_clients_that_have_gone(
 
 async def own_customer(service: Service, new_customer: NewCustomer) -> Customer:
     """A customer whose account is this member's, so that it is served while the other one is frozen."""
-
-    async def are_linked() -> bool:
-        return service.metric("holdfast_members") == 2
-
-    await until(are_linked)
     while True:
         customer = await new_customer(service, credit="1000.00", connections=1)
         if service.owns(customer.account_id):

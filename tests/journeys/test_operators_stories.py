@@ -22,7 +22,7 @@ from holdfast.persistence.server.embedded import EmbeddedPostgres
 
 from .conftest import NewCustomer, NewService
 from .operator_client import Operator
-from .service_process import OPERATOR_TOKEN, SERVER_KEY, Service, start_together
+from .service_process import OPERATOR_TOKEN, SERVER_KEY, Service, start_together, until_linked
 
 pytestmark = pytest.mark.slow
 
@@ -183,11 +183,7 @@ async def test_who_signs_out_in_an_outage_is_signed_out_everywhere(
     settings = {"DATABASE_URL": postgres.url, "SERVER_KEY": SERVER_KEY, "OPERATOR_TOKEN": OPERATOR_TOKEN}
     services = [new_service(**settings) for _ in range(2)]
     await trio.to_thread.run_sync(start_together, services)
-
-    async def are_members() -> bool:
-        return [service.metric("holdfast_members") for service in services] == [2.0, 2.0]
-
-    await until(are_members)
+    await until_linked(services)
     await trio.to_thread.run_sync(postgres.stop)
     path, browser = "/ops/api/session", {"Sec-Fetch-Site": "same-origin"}
     async with (

@@ -101,8 +101,12 @@ class Trouble:
 
 
 @asynccontextmanager
-async def load(service: Service, new_customer: NewCustomer, trouble: Trouble) -> AsyncIterator[list[Caller]]:
-    """Run callers during the body, each with credit; at the end compare everything with their responses."""
+async def load(
+    new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres, trouble: Trouble
+) -> AsyncIterator[Service]:
+    """Run a service, and callers during the body, each with credit; at the end compare their responses with it."""
+    service = new_service(DATABASE_URL=postgres.url)
+    await trio.to_thread.run_sync(service.start)
     callers = [Caller(await new_customer(service, credit="1000.00")) for _ in range(ACCOUNTS)]
 
     async def watch() -> None:
@@ -118,7 +122,7 @@ async def load(service: Service, new_customer: NewCustomer, trouble: Trouble) ->
             for caller in callers:
                 workers.start_soon(caller.work)
             await goes_on(callers)
-            yield callers
+            yield service
             await goes_on(callers)
             for caller in callers:
                 caller.is_stopping = True
@@ -169,10 +173,8 @@ def describe(callers: list[Caller], trouble: Trouble, service: Service) -> None:
 async def test_a_locked_table_gets_503_and_costs_no_account_credit(
     new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres
 ) -> None:
-    service = new_service(DATABASE_URL=postgres.url)
-    await trio.to_thread.run_sync(service.start)
     trouble = Trouble()
-    async with load(service, new_customer, trouble):
+    async with load(new_service, new_customer, postgres, trouble):
         with psycopg.connect(postgres.url) as holder:
             await trio.to_thread.run_sync(holder.execute, "lock table accounts in access exclusive mode")
             trouble.began_at = trio.current_time()
@@ -187,10 +189,8 @@ async def test_commits_that_wait_for_a_standby_make_the_service_unready(
     new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres
 ) -> None:
     """Reads and the watcher's probes succeed meanwhile: only the journal knows that nothing is written."""
-    service = new_service(DATABASE_URL=postgres.url)
-    await trio.to_thread.run_sync(service.start)
     trouble = Trouble()
-    async with load(service, new_customer, trouble):
+    async with load(new_service, new_customer, postgres, trouble) as service:
         with psycopg.connect(postgres.url, autocommit=True) as operator:
             try:
                 operator.execute("alter system set synchronous_standby_names = 'absent'")
@@ -210,10 +210,8 @@ async def test_commits_that_wait_for_a_standby_make_the_service_unready(
 async def test_a_frozen_database_gets_503_and_is_used_again_later(
     new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres
 ) -> None:
-    service = new_service(DATABASE_URL=postgres.url)
-    await trio.to_thread.run_sync(service.start)
     trouble = Trouble()
-    async with load(service, new_customer, trouble):
+    async with load(new_service, new_customer, postgres, trouble):
         processes = processes_of(postgres)
         signal_all(processes, signal.SIGSTOP)
         try:

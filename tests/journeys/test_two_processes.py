@@ -13,7 +13,7 @@ from tests.clients import Customer, Totals, loopback_client, ok, until
 
 from .conftest import NewCustomer, customers_of_each
 from .quiet_provider import MODEL
-from .service_process import Service
+from .service_process import Service, until_linked
 
 STALE = "holdfast_fence_stale_units_total"
 STALE_MAX = 10
@@ -25,7 +25,7 @@ FORWARDED = "holdfast_forwarded_asks_total"
 @pytest.fixture
 async def services(two_services: list[Service]) -> list[Service]:
     """The two, once each knows the other."""
-    await until(lambda: both_are_members(two_services))
+    await until_linked(two_services)
     return two_services
 
 
@@ -137,13 +137,9 @@ async def test_accounts_of_a_killed_process_move_to_the_other(
     assert outcomes.keys() <= {200, 503}
     assert services[0].metric(MEMBERS) == 1
     await trio.to_thread.run_sync(services[1].start)
-    await until(lambda: both_are_members(services))
+    await until_linked(services)
     await create_through_all(range(8, 10))
     # Each key created one task, though some were sent again.
     assert [len(await customer.tasks()) for customer in customers] == [6 + 6 + 2 + 4] * len(customers)
     assert services[0].audit() == []
     assert [service.faults() for service in services] == [[], []]
-
-
-async def both_are_members(services: list[Service]) -> bool:
-    return [service.metric(MEMBERS) for service in services] == [2, 2]

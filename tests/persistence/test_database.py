@@ -106,7 +106,10 @@ async def test_a_read_on_a_lost_connection_is_retried_once(database: Database, d
     assert database.gate.is_open
 
 
-async def test_a_read_that_loses_two_connections_closes_the_gate(database: Database, database_url: str) -> None:
+@pytest.mark.parametrize(("by", "tries"), [("read", 2), ("work", 1)])
+async def test_only_a_read_is_repeated_once_when_connections_are_lost(
+    database: Database, database_url: str, by: str, tries: int
+) -> None:
     attempts = 0
 
     def cut(connection: Connection) -> None:
@@ -116,23 +119,9 @@ async def test_a_read_that_loses_two_connections_closes_the_gate(database: Datab
         one(connection)
 
     with pytest.raises(DatabaseAway):
-        await database.read(cut)
-    assert attempts == 2
+        await getattr(database, by)(cut)
+    assert attempts == tries
     assert not database.gate.is_open
-
-
-async def test_work_whose_connection_is_lost_is_not_repeated(database: Database, database_url: str) -> None:
-    attempts = 0
-
-    def cut(connection: Connection) -> None:
-        nonlocal attempts
-        attempts += 1
-        backends_ended(database_url)
-        one(connection)
-
-    with pytest.raises(DatabaseAway):
-        await database.work(cut)
-    assert attempts == 1
 
 
 async def test_a_slow_read_times_out_and_leaves_the_gate_open(database_url: str) -> None:
