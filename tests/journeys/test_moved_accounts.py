@@ -285,9 +285,10 @@ async def test_other_clients_that_wait_while_their_account_moves_get_their_tasks
     async def ask(name: str, path: str, body: object, headers: dict[str, str]) -> None:
         answers[name] = await at.as_key("POST", path, body, headers=headers)
 
-    async def are_submitted() -> bool:
+    async def all_wait() -> bool:
         found = await ada.tasks()
-        return len(found) == 3 and all(each["provider_progress"] for each in found.values())
+        are_submitted = len(found) == 3 and all(each["provider_progress"] for each in found.values())
+        return are_submitted and cells.services[0].metric("holdfast_http_waiting") == 4
 
     async with trio.open_nursery() as nursery:
         for name, path, body, headers in (
@@ -297,7 +298,7 @@ async def test_other_clients_that_wait_while_their_account_moves_get_their_tasks
             ("streamed tool", "/mcp", message, {"Accept": "application/json, text/event-stream"}),
         ):
             nursery.start_soon(ask, name, path, body, headers)
-        await until(are_submitted)
+        await until(all_wait)
         await move(cells, ada.account_id)
         for each in await ada.tasks():
             await succeed(each, provider, doors[0])
