@@ -35,8 +35,8 @@ from holdfast.providers.outbound.urls import Target, parse_url
 REDIRECTS_MAX_COUNT = 5
 ADDRESSES_MAX_COUNT = 4
 """How many of a name's addresses are tried."""
-CONNECTIONS_MAX_COUNT = 512
-"""Not a limit in practice: hosting has one for each provider, so that one that hangs delays no other."""
+CONNECTIONS_MAX_COUNT = 256
+"""As many as hosting has downloads of 32 providers, each of which has a limit of its own and delays no other."""
 
 Origin = tuple[str, int]
 """Host in lower case, and port."""
