@@ -143,7 +143,7 @@ async def test_the_page_shows_tables_and_the_overview_what_is_far_ahead(api: Api
     assert "Creates by provider" in (await browser.read("/ops/costs?time=day")).text
     overview = (await browser.read("/ops")).text
     assert "Far ahead of the rest" in overview
-    assert "CPU in turns by actor, last minutes" in overview
+    assert "CPU in turns by actor" in overview
 
 
 async def test_turns_too_short_for_the_clock_are_no_line(api: Api) -> None:

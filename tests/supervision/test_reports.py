@@ -15,8 +15,8 @@ from holdfast.ledger.values import utc_now
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.telemetry import metrics
 from holdfast.telemetry.reports.causes import describe, leaf_of
-from holdfast.telemetry.reports.report import Report
-from holdfast.telemetry.reports.reporter import REASON_LOGGED_CHARS, Reporter
+from holdfast.telemetry.reports.report import REASON_SHOWN_CHARS, Report, in_words
+from holdfast.telemetry.reports.reporter import Reporter
 from holdfast.telemetry.scrubbing import scrub
 
 HEX = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
@@ -138,12 +138,14 @@ def test_reports_are_counted_by_kind_and_level(logged: list[Any]) -> None:
     assert count() == before + 1
 
 
-def test_a_long_reason_is_cut_in_the_log_and_kept_in_the_report(logged: list[Any]) -> None:
+def test_a_long_reason_is_cut_in_words_and_kept_in_the_report(logged: list[Any]) -> None:
     reporter = Reporter()
     reporter.report(report(reason="word " * 200, decision="backoff", delay_s=0.5))
-    cut = ("word " * 200)[: REASON_LOGGED_CHARS - 1]
-    assert logged[0]["text"].startswith(f"crashed: {cut}…; restarts in 0.5 s")
-    assert reporter.recent()[0].reason == "word " * 200
+    cut = ("word " * 200)[: REASON_SHOWN_CHARS - 1]
+    [kept] = reporter.recent()
+    assert logged[0]["text"] == in_words(kept)
+    assert in_words(kept).startswith(f"crashed: {cut}…; restarts in 0.5 s")
+    assert kept.reason == "word " * 200
 
 
 def test_the_start_of_a_process_names_it_as_links_do(logged: list[Any]) -> None:

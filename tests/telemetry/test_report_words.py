@@ -44,6 +44,12 @@ EXAMPLES: list[tuple[dict[str, Any], str]] = [
         {"kind": "crash", "reason": "process 7 was killed by SIGKILL", "decision": "restart"},
         "crashed: process 7 was killed by SIGKILL; restarts at once; see whether the machine has memory left",
     ),
+    (
+        {"kind": "crash", "reason_type": "ProcessEnded", "reason": "process 7 ended with exit code 1"}
+        | {"decision": "backoff", "delay_s": 0.1, "level": "warning"},
+        "crashed: ProcessEnded: process 7 ended with exit code 1; restarts in 0.1 s; "
+        "its own lines before it name the cause",
+    ),
     ({"kind": "crash", **FAULT, "decision": "pause"}, "crashed: ValueError: a b (m:3); its group pauses"),
     (
         {"kind": "crash", **FAULT, "decision": "escalate", "restarts": 4, "budget": 3},

@@ -58,6 +58,8 @@ _ALARMING: Final[frozenset[Context]] = frozenset({"shutdown_error", "killed", "s
 MILD_FAILURES = 2
 """So many failures of a child in a row are warnings; later ones are errors."""
 
+REASON_SHOWN_CHARS: Final = 200
+"""How much of the reason is in words, before what was decided and the advice; its field has all of it."""
 _MINUTES_FROM_S: Final = 300
 _HOURS_FROM_S: Final = 3 * 3600
 UNDATED: Final = datetime.max.replace(tzinfo=UTC)
@@ -283,6 +285,8 @@ def _decided(report: Report) -> str:
 def _advice(report: Report) -> str:
     """Return what an operator may do; docs/runbook.md has more."""
     match report.kind:
+        case "crash" if "exit code" in (report.reason or "") and report.reason_type == "ProcessEnded":
+            return "its own lines before it name the cause"
         case "crash" if report.decision in ("restart", "backoff"):
             if level_of(report) != "error":
                 return "nothing to do"
@@ -315,5 +319,6 @@ def _lasting(duration_s: float) -> str:
     return f"{duration_s / 60:.3g} min" if duration_s < _HOURS_FROM_S else f"{duration_s / 3600:.3g} h"
 
 
-def _one_line(text: str | None) -> str | None:
-    return " ".join(text.split()) if text else text
+def _one_line(text: str | None) -> str:
+    line = " ".join((text or "").split())
+    return line if len(line) <= REASON_SHOWN_CHARS else f"{line[: REASON_SHOWN_CHARS - 1]}…"

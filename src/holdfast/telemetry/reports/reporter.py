@@ -23,8 +23,6 @@ from holdfast.telemetry.reports.report import UNDATED, Report, in_words, level_o
 from holdfast.telemetry.scrubbing import scrub, spelled
 
 RING_RECORDS: Final = 1_000
-REASON_LOGGED_CHARS: Final = 200
-"""A line to be read at a glance; the stored report has the whole reason."""
 ALONE_MAX: Final = 100
 """So many reports of one kind and path pass one by one in a period."""
 PERIOD_S: Final = 10.0
@@ -122,9 +120,6 @@ class Reporter:
         )
 
     def _write(self, report: Report, cause: Cause | None) -> None:
-        reason = " ".join((report.reason or "").split())
-        if len(reason) > REASON_LOGGED_CHARS:
-            reason = f"{reason[: REASON_LOGGED_CHARS - 1]}…"
         operator = None if report.operator is None else spelled(report.operator)
         # Also without a value: what the present task is about need not be what the report is about.
         fields = {
@@ -136,7 +131,7 @@ class Reporter:
             "provider": report.provider,
             # The links between processes name them by this.
             "member": report.member_id if report.kind in ("start", "stop") and "/" not in report.path else None,
-            "text": in_words(replace(report, reason=reason or None, operator=operator)),
+            "text": in_words(replace(report, operator=operator)),
             "trace_id": report.trace_id,
             "request_id": None,
         }
