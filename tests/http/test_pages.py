@@ -538,17 +538,24 @@ async def test_a_time_line_is_filtered_on_the_page(api: Api, browser: PageReader
     assert "Not available" in wrong.text
 
 
+WITH_QUARANTINED = msgspec.structs.replace(
+    PROCESS,
+    groups=[
+        GroupDescription(
+            name="accounts",
+            paused_by=None,
+            pause_reason=None,
+            states={"active": 4, "quarantined": 2},
+            messages=0,
+            oldest_message_age_s=None,
+        )
+    ],
+)
+
+
 async def test_the_navigation_counts_quarantined_actors_without_the_database(api: Api, browser: PageReader) -> None:
-    group = GroupDescription(
-        name="accounts",
-        paused_by=None,
-        pause_reason=None,
-        states={"active": 4, "quarantined": 2},
-        messages=0,
-        oldest_message_age_s=None,
-    )
     controls_of(api).answer = lambda command: (
-        msgspec.structs.replace(PROCESS, groups=[group]) if isinstance(command, DescribeProcess) else KeyList([])
+        WITH_QUARANTINED if isinstance(command, DescribeProcess) else KeyList([])
     )
     for _ in range(2):
         page = (await browser.get("/ops/quarantine")).text
@@ -570,7 +577,8 @@ async def test_a_quarantined_actor_is_listed_with_its_cause(api: Api, browser: P
         delay_s=111.199,
     )
     later = api.now + timedelta(seconds=1)
-    second = msgspec.structs.replace(first, at=later, report_id="rep_2", number=2, reason="the disk is full")
+    reason = "the disk is full" + " again" * 100
+    second = msgspec.structs.replace(first, at=later, report_id="rep_2", number=2, reason=reason)
     assert await api.database.work(write_reports, [first, second])
     stopped = msgspec.structs.replace(summary(key), state="quarantined", quarantined_for_s=60.0)
     controls = answer_controls(api)
@@ -580,6 +588,23 @@ async def test_a_quarantined_actor_is_listed_with_its_cause(api: Api, browser: P
     page = await browser.read("/ops/quarantine")
     assert "quarantined for 111 s: the disk is full" in page.text
     assert "the first cause" not in page.text
+    # However long the cause is, the advice is in sight, and all of the cause is below it.
+    assert "…; remove the cause" in page.text
+    samples = SampleList("proc_1", make_samples(Sample))
+    lists = {
+        "DescribeProcess": WITH_QUARANTINED,
+        "ReadSamples": samples,
+        "ReadCosts": Costs({}, {}),
+        "ListKeys": KeyList([stopped]),
+    }
+    answer_controls(api, **lists)
+    overview = (await browser.get("/ops")).text
+    above, _, reports = overview.partition("<h2>Reports</h2>")
+    for part in (above, reports):
+        assert "quarantined for 111 s: the disk is full" in part
+        assert "…; remove the cause" in part
+    assert reason in reports
+    assert f'href="/ops/actors/accounts/{key}"' in above
 
 
 async def test_the_overview_says_once_who_is_far_ahead(api: Api, browser: PageReader) -> None:

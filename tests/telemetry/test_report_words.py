@@ -45,6 +45,10 @@ EXAMPLES: list[tuple[dict[str, Any], str]] = [
         "crashed: process 7 was killed by SIGKILL; restarts at once; see whether the machine has memory left",
     ),
     (
+        {"kind": "crash", "reason_type": "EndedByOperator", "reason": "a drill", "decision": "restart"},
+        "crashed: EndedByOperator: a drill; restarts at once; nothing to do",
+    ),
+    (
         {"kind": "crash", "reason_type": "ProcessEnded", "reason": "process 7 ended with exit code 1"}
         | {"decision": "backoff", "delay_s": 0.1, "level": "warning"},
         "crashed: ProcessEnded: process 7 ended with exit code 1; restarts in 0.1 s; "

@@ -22,6 +22,7 @@ from holdfast.providers.media.health import ProviderState
 from holdfast.supervision.control.messages import ProcessDescription
 from holdfast.telemetry.metrics.samples import Sample
 from holdfast.telemetry.reports.conditions import UNAVAILABLE, LastingCondition
+from holdfast_console.operators.processes import read_quarantined
 from holdfast_console.operators.trends import latest, plots_of
 from holdfast_console.rendering import Html
 from holdfast_console.views import ViewResult, ViewTable, Visit
@@ -37,12 +38,13 @@ async def overview(visit: Visit) -> ViewResult:
     tree = await visit.read(read_tree, Tree)
     members = [] if isinstance(tree, Refusal) else tree.members
     answered = [member.process for member in members if member.process is not None]
+    quarantined = None if isinstance(tree, Refusal) else count_quarantined(answered)
     values = {
         "conditions": _lasting(answered),
         "providers": _provider_states(answered),
         "health": visit.call.deps.operating.readiness(),
         "tree": tree,
-        "quarantined": None if isinstance(tree, Refusal) else count_quarantined(answered),
+        "quarantined": quarantined,
         "now_figures": _figures(latest(processes)),
         "ledger": await visit.read(read_ledger_health, LedgerHealth),
         "reports": await visit.read(list_reports, ReportList, query={"limit": "8", "level": "info"}),
@@ -50,7 +52,8 @@ async def overview(visit: Visit) -> ViewResult:
         "far_ahead": _far_ahead(await visit.read(list_costs, CostReport, query={"credit": "known"})),
         "plots": plots_of(processes, visit.call.deps.now()),
     }
-    return Html("overview.html", values, is_live=True)
+    set_apart = await read_quarantined(visit, "3") if quarantined else {"groups": []}
+    return Html("overview.html", {**values, **set_apart}, is_live=True)
 
 
 STATES: Final[tuple[ProviderState, ...]] = ("unknown", "up", "silent", "down")

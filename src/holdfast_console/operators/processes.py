@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from holdfast.http.endpoints.operators.actors import ActorList, list_actors, read_actor
 from holdfast.http.endpoints.operators.database import read_database
@@ -88,12 +89,16 @@ async def log_levels(visit: Visit) -> ViewResult:
 @view("/ops/quarantine")
 async def quarantine(visit: Visit) -> ViewResult:
     """The quarantined actors of every group, each with the newest report of its quarantine."""
-    query = {"state": "quarantined", "limit": ROWS_SHOWN}
+    return Html("quarantine.html", await read_quarantined(visit, ROWS_SHOWN), is_live=True)
+
+
+async def read_quarantined(visit: Visit, most: str) -> dict[str, Any]:
+    """Return the quarantined actors of each group, at most so many of one, and the causes by their keys."""
+    query = {"state": "quarantined", "limit": most}
     found = [(group, await visit.read(list_actors, ActorList, query={"group": group, **query})) for group in GROUPS]
     reports = await visit.read(list_reports, ReportList, query={"kind": "quarantine", "limit": ROWS_SHOWN})
     newest_first = [] if isinstance(reports, Refusal) else reports.data
-    values = {"groups": found, "causes": {each.key: each.text for each in reversed(newest_first)}}
-    return Html("quarantine.html", values, is_live=True)
+    return {"groups": found, "causes": {each.key: each.text for each in reversed(newest_first)}}
 
 
 @view("/ops/poison")

@@ -288,7 +288,7 @@ def _advice(report: Report) -> str:
         case "crash" if "exit code" in (report.reason or "") and report.reason_type == "ProcessEnded":
             return "its own lines before it name the cause"
         case "crash" if report.decision in ("restart", "backoff"):
-            if level_of(report) != "error":
+            if level_of(report) != "error" or report.reason_type == "EndedByOperator":
                 return "nothing to do"
             is_killed = "SIGKILL" in (report.reason or "")
             return "see whether the machine has memory left" if is_killed else "look at what was deployed last"
