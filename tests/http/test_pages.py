@@ -578,7 +578,7 @@ async def test_a_quarantined_actor_is_listed_with_its_cause(api: Api, browser: P
     )
     later = api.now + timedelta(seconds=1)
     reason = "the disk is full" + " again" * 100
-    second = msgspec.structs.replace(first, at=later, report_id="rep_2", number=2, reason=reason)
+    second = msgspec.structs.replace(first, at=later, report_id="rep_2", number=2, reason=f"{reason} \u202ex")
     assert await api.database.work(write_reports, [first, second])
     stopped = msgspec.structs.replace(summary(key), state="quarantined", quarantined_for_s=60.0)
     controls = answer_controls(api)
@@ -604,6 +604,7 @@ async def test_a_quarantined_actor_is_listed_with_its_cause(api: Api, browser: P
         assert "quarantined for 111 s: the disk is full" in part
         assert "…; remove the cause" in part
     assert reason in reports
+    assert "\u202e" not in overview
     assert f'href="/ops/actors/accounts/{key}"' in above
 
 
