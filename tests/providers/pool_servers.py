@@ -73,5 +73,5 @@ async def answers(_number: int, stream: trio.SocketStream) -> None:
 
 
 async def ask(pool: ConnectionPool, endpoint: Endpoint = HERE, *, is_repeatable: bool = False) -> bytes:
-    async with pool.exchange(endpoint, GET, is_repeatable=is_repeatable) as response:
+    with await pool.exchange(endpoint, GET, is_repeatable=is_repeatable) as response:
         return await response.read(1000)

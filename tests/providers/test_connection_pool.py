@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import pytest
@@ -171,11 +172,10 @@ async def test_an_unread_or_unfinished_response_ends_its_connection(nursery: tri
     closed: list[bool] = []
     servers = Servers(nursery, serve)
     pool = servers.pool()
-    async with pool.exchange(HERE, GET, is_repeatable=True) as response:
+    with await pool.exchange(HERE, GET, is_repeatable=True) as response:
         assert response.status == 200
-    async with pool.exchange(HERE, GET, is_repeatable=True) as response:
-        with pytest.raises(BodyTooLarge):
-            await response.read(100_000)
+    with await pool.exchange(HERE, GET, is_repeatable=True) as response, pytest.raises(BodyTooLarge):
+        await response.read(100_000)
     with trio.move_on_after(0) as scope:
         await ask(pool)
     assert scope.cancelled_caught
@@ -331,14 +331,13 @@ async def test_each_stage_has_its_timeout(nursery: trio.Nursery, autojump_clock:
 
     pool = Servers(nursery, serve).pool(connections_max_count=1)
     begun = trio.current_time()
-    with pytest.raises(WriteTimeout):
-        async with pool.exchange(HERE, bytes(50_000_000), is_repeatable=True):
-            pass
+    with pytest.raises(WriteTimeout), await pool.exchange(HERE, bytes(50_000_000), is_repeatable=True):
+        pass
     assert trio.current_time() - begun == 7
     with pytest.raises(ReadTimeout):
         await ask(pool, is_repeatable=True)
     assert trio.current_time() - begun == 14
-    async with pool.exchange(HERE, GET, is_repeatable=True) as response:
+    with await pool.exchange(HERE, GET, is_repeatable=True) as response:
         with pytest.raises(PoolTimeout):
             await ask(pool)
         assert trio.current_time() - begun == 17
@@ -349,17 +348,83 @@ async def test_each_stage_has_its_timeout(nursery: trio.Nursery, autojump_clock:
     nursery.cancel_scope.cancel()
 
 
+async def test_an_exchange_ends_in_its_time_at_every_stage(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def serve(number: int, stream: trio.SocketStream) -> None:
+        if number > 1:
+            await head_of(stream)
+            await stream.send_all(OK)
+            await head_of(stream)
+        if number > 2:
+            await stream.send_all(b"HTTP/1.1 200 OK\r\n\r\nhalf")
+        await trio.sleep_forever()
+
+    async def dial(endpoint: Endpoint, requester: str) -> trio.SocketStream:
+        if endpoint.port != HERE.port:
+            await trio.sleep_forever()
+        return await servers.dial(endpoint, requester)
+
+    async def fail_in_time(endpoint: Endpoint = HERE, request: bytes = GET) -> None:
+        ends_at = trio.current_time() + 2
+        with (
+            pytest.raises(trio.TooSlowError),
+            await pool.exchange(endpoint, request, is_repeatable=True, ends_at=ends_at) as response,
+        ):
+            await response.read(1000)
+        assert trio.current_time() == ends_at
+
+    servers = Servers(nursery, serve)
+    pool = pool_of(dial, connections_max_count=1)
+    await fail_in_time(HERE._replace(port=81))
+    await fail_in_time(request=bytes(50_000_000))
+    assert await ask(pool) == b"ok"
+    # On the kept connection, which would be closed later.
+    await fail_in_time()
+    assert await ask(pool) == b"ok"
+    with await pool.exchange(HERE, GET, is_repeatable=True, ends_at=trio.current_time() + 2) as response:
+        await fail_in_time()
+        # The place was waited for until the end of this exchange too.
+        assert await response.receive() == b"half"
+        with pytest.raises(trio.TooSlowError):
+            await response.receive()
+    assert len(servers.dialed) == 3
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_reader_that_takes_its_time_is_no_slow_server(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def serve(_number: int, stream: trio.SocketStream) -> None:
+        while await head_of(stream):
+            await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nha")
+            await trio.sleep(5)
+            await stream.send_all(b"lf")
+
+    servers = Servers(nursery, serve)
+    pool = servers.pool()
+    for ends_at, dialed in ((math.inf, 1), (25.0, 1), (math.inf, 2)):
+        with await pool.exchange(HERE, GET, is_repeatable=True, ends_at=ends_at) as response:
+            assert await response.receive() == b"ha"
+            assert await response.receive() == b"lf"
+            await trio.sleep(10)
+            assert await response.receive() == b""
+        # The second one was closed in the middle, when its time was over.
+        assert len(servers.dialed) == dialed
+    assert trio.current_time() == 45
+    pool.close()
+
+
 async def test_a_server_may_answer_before_it_has_read_the_request(nursery: trio.Nursery) -> None:
     async def serve(number: int, stream: trio.SocketStream) -> None:
         if number == 1:
             await stream.send_all(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
 
     pool = Servers(nursery, serve).pool()
-    async with pool.exchange(HERE, bytes(50_000_000), is_repeatable=False) as response:
+    with await pool.exchange(HERE, bytes(50_000_000), is_repeatable=False) as response:
         assert response.status == 413
-    with pytest.raises(WriteError):
-        async with pool.exchange(HERE, bytes(50_000_000), is_repeatable=False):
-            pass
+    with pytest.raises(WriteError), await pool.exchange(HERE, bytes(50_000_000), is_repeatable=False):
+        pass
 
 
 async def test_a_refused_connection_is_a_connect_error() -> None:

@@ -13,7 +13,8 @@ import pytest
 import trio
 import trio.testing
 
-from holdfast.providers.outbound.guarded import GuardedClient, Unreachable
+from holdfast.providers.outbound.connection_pool import TransportFault
+from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import (
     DEAD_FIRST_S,
     LATE_ANSWER_S,
@@ -214,9 +215,8 @@ async def test_a_guarded_request_waits_for_its_requesters_share_alone(
     client = GuardedClient(resolve=names.addresses, dial=dial)
 
     async def post(host: str, requester: str) -> None:
-        with pytest.raises(Unreachable):
-            async with client.open("POST", f"https://{host}/", requester=requester):
-                pass
+        with pytest.raises(TransportFault):
+            await client.open("POST", f"https://{host}/", requester=requester)
 
     async with trio.open_nursery() as nursery:
         for number in range(20):

@@ -110,11 +110,12 @@ class ProviderClient:
         """
         begun = trio.current_time()
         try:
-            with span(f"{call} {self._name}", "client", {"provider": self._name}), trio.fail_after(within_s):
+            with span(f"{call} {self._name}", "client", {"provider": self._name}):
                 sent = {**self._headers, **trace_header(), **(headers or {})}
                 request = render_request(method, self._base_path + path.encode("ascii"), sent, content)
-                async with self._pool.exchange(
-                    self._endpoint, request, is_repeatable=method in ("GET", "PUT")
+                is_repeatable, ends_at = method in ("GET", "PUT"), begun + within_s
+                with await self._pool.exchange(
+                    self._endpoint, request, is_repeatable=is_repeatable, ends_at=ends_at
                 ) as response:
                     body = await response.read(ANSWER_MAX_BYTES)
         except NO_ANSWER as fault:

@@ -13,10 +13,9 @@ import math
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import cache, partial
+from functools import cache
 from typing import Final, NamedTuple
 
 import certifi
@@ -246,19 +245,38 @@ async def start_tls(stream: ConnectedSocket, context: ssl.SSLContext, host: str)
 
 
 class ClientConnection:
-    """One connection, which carries one exchange at a time."""
+    """One connection, which carries one exchange at a time.
 
-    __slots__ = ("_idle_timeout_s", "_socket", "_stream", "endpoint", "idle_since", "parser")
+    ``closes_at`` is when its pool closes it (trio's clock), whether it is idle or its server is too slow; the pool
+    is told of it by ``look_by``.
+    """
+
+    __slots__ = (
+        "_ends_at",
+        "_idle_timeout_s",
+        "_look_by",
+        "_socket",
+        "_stream",
+        "closes_at",
+        "endpoint",
+        "parser",
+    )
 
     def __init__(
-        self, endpoint: Endpoint, stream: trio.abc.Stream, connected: ConnectedSocket, idle_timeout_s: float
+        self,
+        endpoint: Endpoint,
+        stream: trio.abc.Stream,
+        connected: ConnectedSocket,
+        idle_timeout_s: float,
+        look_by: Callable[[float], None],
     ) -> None:
         self.endpoint = endpoint
         self.parser = ResponseParser()
-        self.idle_since = 0.0
+        self.closes_at = self._ends_at = math.inf
         self._stream = stream
         self._socket = connected
         self._idle_timeout_s = idle_timeout_s
+        self._look_by = look_by
 
     @property
     def is_stale(self) -> bool:
@@ -268,61 +286,67 @@ class ClientConnection:
             return True
         return self._socket.is_readable()
 
-    async def start(self, request: bytes) -> None:
-        """Send a request and receive the head of its response. Raises :class:`TransportFault`."""
+    async def start(self, request: bytes, ends_at: float) -> None:
+        """Send a request and receive the head of its response. The exchange must end at ``ends_at``.
+
+        Raises :class:`TransportFault` and ``trio.TooSlowError``.
+        """
         self.parser.begin()
-        is_sent = False
-        begun = trio.current_time()
-        limit: AbstractContextManager[trio.CancelScope | None] = (
-            nullcontext()
-            if self._idle_timeout_s == math.inf
-            else trio.CancelScope(deadline=begun + self._idle_timeout_s)
-        )
-        with limit as scope:
-            lost: Exception | None = None
-            try:
-                await self._stream.send_all(request)
-            except trio.BrokenResourceError as fault:
-                # The server may have answered before it closed the connection.
-                lost = fault
-            is_sent = True
-            try:
-                while not self.parser.has_head:
-                    # Setting it costs more than the rest of the wait, and nearly every head comes at once.
-                    if scope is not None and (now := trio.current_time()) - begun > self._idle_timeout_s / 16:
-                        begun, scope.deadline = now, now + self._idle_timeout_s
-                    await self._receive()
-            except (ReadError, RemoteProtocolError):
-                if lost is not None and not self.parser.has_begun:
-                    raise WriteError("the connection was lost while the request was sent") from lost
-                raise
-        if scope is not None and scope.cancelled_caught:
-            raise (
-                ReadTimeout("no response in time") if is_sent else WriteTimeout("the request was not sent in time")
-            )
+        self._ends_at = ends_at
+        lost: Exception | None = None
+        self._limit_wait()
+        try:
+            await self._stream.send_all(request)
+        except trio.BrokenResourceError as fault:
+            # The server may have answered before it closed the connection.
+            lost = fault
+        except trio.ClosedResourceError as fault:
+            raise self._overdue(WriteTimeout("the request was not sent in time")) from fault
+        try:
+            while not self.parser.has_head:
+                await self._receive()
+        except (ReadError, RemoteProtocolError):
+            if lost is not None and not self.parser.has_begun:
+                raise WriteError("the connection was lost while the request was sent") from lost
+            raise
 
     async def receive(self) -> bytes:
-        """Return the next block of the response's body, or ``b""`` at its end. Raises :class:`TransportFault`."""
+        """Return the next block of the response's body, or ``b""`` at its end.
+
+        Raises :class:`TransportFault` and ``trio.TooSlowError``.
+        """
         parser = self.parser
         while not parser.waiting:
             if parser.is_complete:
                 return b""
-            with trio.move_on_after(self._idle_timeout_s) as scope:
-                await self._receive()
-            if scope.cancelled_caught:
-                raise ReadTimeout("the response did not continue in time")
+            await self._receive()
         block, parser.waiting = bytes(parser.waiting), bytearray()
         return block
 
     async def _receive(self) -> None:
+        self._limit_wait()
         try:
             data = await self._stream.receive_some(RECEIVE_BYTES)
         except trio.BrokenResourceError as fault:
             raise ReadError("the connection was lost") from fault
+        except trio.ClosedResourceError as fault:
+            raise self._overdue(ReadTimeout("the server sent nothing in time")) from fault
+        # The server need not be in time while nobody waits for it.
+        self.closes_at = self._ends_at
         if data:
             self.parser.feed(data)
         else:
             self.parser.feed_end()
+
+    def _limit_wait(self) -> None:
+        self.closes_at = self._ends_at
+        if self._idle_timeout_s != math.inf:
+            self.closes_at = min(self._ends_at, trio.current_time() + self._idle_timeout_s)
+        self._look_by(self.closes_at)
+
+    def _overdue(self, fault: TransportFault) -> Exception:
+        """Return why the pool has closed the connection: the end of the exchange's time, or else ``fault``."""
+        return trio.TooSlowError() if trio.current_time() >= self._ends_at else fault
 
     def close(self) -> None:
         """Close the connection at once, without TLS's close_notify."""
@@ -330,26 +354,42 @@ class ClientConnection:
 
 
 class Response:
-    """A response whose body has not been read yet."""
+    """A response whose body has not been read yet, as a context: the end of the block ends the exchange.
 
-    __slots__ = ("_connection", "headers", "status")
+    The connection is kept if the response is complete then, and closed otherwise.
+    """
 
-    def __init__(self, connection: ClientConnection) -> None:
+    __slots__ = ("_connection", "_end", "headers", "status")
+
+    def __init__(self, connection: ClientConnection, end: Callable[[ClientConnection], None]) -> None:
         self._connection = connection
+        self._end = end
         self.status = connection.parser.status
         self.headers = connection.parser.headers
+
+    def __enter__(self) -> Response:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end(self._connection)
 
     def header(self, name: str) -> str | None:
         """Return the value of the first header ``name``, which is in lower case."""
         wanted = name.encode("ascii")
-        return next((value.decode("latin-1") for key, value in self.headers if key == wanted), None)
+        for key, value in self.headers:
+            if key == wanted:
+                return value.decode("latin-1")
+        return None
 
     async def receive(self) -> bytes:
-        """Return the next block of the body, or ``b""`` at its end. Raises :class:`TransportFault`."""
+        """Return the next block of the body, or ``b""`` at its end.
+
+        Raises :class:`TransportFault` and ``trio.TooSlowError``.
+        """
         return await self._connection.receive()
 
     async def read(self, limit_bytes: int) -> bytes:
-        """Return the whole body. Raises :class:`BodyTooLarge` and :class:`TransportFault`."""
+        """Return the whole body. Raises :class:`BodyTooLarge` and what :meth:`receive` raises."""
         blocks, size_bytes = [], 0
         while block := await self._connection.receive():
             size_bytes += len(block)
@@ -359,25 +399,6 @@ class Response:
         return b"".join(blocks)
 
 
-class Exchange:
-    """The context of one exchange of a pool; a generator would cost each several calls more."""
-
-    __slots__ = ("_begin", "_connection", "_end")
-
-    def __init__(
-        self, begin: Callable[[], Awaitable[ClientConnection]], end: Callable[[ClientConnection], None]
-    ) -> None:
-        self._begin = begin
-        self._end = end
-
-    async def __aenter__(self) -> Response:
-        self._connection = await self._begin()
-        return Response(self._connection)
-
-    async def __aexit__(self, *_: object) -> None:
-        self._end(self._connection)
-
-
 class ConnectionPool:
     """Connections to any number of endpoints.
 
@@ -385,6 +406,8 @@ class ConnectionPool:
     besides. Times in seconds: ``connect_timeout_s`` to wait until an exchange may start, and to start TLS;
     ``idle_timeout_s`` to send a request, and between two receptions: none if its owner limits a whole exchange.
     ``start_tls`` is replaced in tests.
+
+    One task closes the connections whose time is over: a scope for each wait would cost more than the wait.
     """
 
     def __init__(
@@ -405,88 +428,96 @@ class ConnectionPool:
         self._free = trio.Semaphore(connections_max_count)
         self._idle_max_count = idle_max_count
         self._start_tls = start_tls
+        self._open: set[ClientConnection] = set()
         self._idle: list[ClientConnection] = []
         """Idle connections; the one that was used last is the last."""
-        self._closes_idle = False
+        self._looks_at = math.inf
+        """When the connections are looked at next."""
+        self._pause: trio.CancelScope | None = None
+        """The wait for that."""
 
-    def exchange(self, endpoint: Endpoint, request: bytes, *, is_repeatable: bool, requester: str = "") -> Exchange:
-        """Send a request and open the response in a block; its body has not been read yet.
+    async def exchange(
+        self,
+        endpoint: Endpoint,
+        request: bytes,
+        *,
+        is_repeatable: bool,
+        requester: str = "",
+        ends_at: float = math.inf,
+    ) -> Response:
+        """Send a request and return the response, which is a context that must be entered.
 
-        The connection is kept if the response is complete when the block ends, and closed otherwise. If a
-        connection that was used before ends without a byte of the response, a request that ``is_repeatable`` is
-        sent again on a new one. Raises :class:`TransportFault` and what ``dial`` raises.
+        If a connection that was used before ends without a byte of the response, a request that ``is_repeatable``
+        is sent again on a new one. Raises :class:`TransportFault`, what ``dial`` raises, and ``trio.TooSlowError``
+        at ``ends_at`` (trio's clock), also while the body is read.
         """
-        begin = partial(self._begin, endpoint, request, is_repeatable=is_repeatable, requester=requester)
-        return Exchange(begin, self._end)
-
-    async def _begin(
-        self, endpoint: Endpoint, request: bytes, *, is_repeatable: bool, requester: str
-    ) -> ClientConnection:
-        await self._acquire()
+        await self._acquire(ends_at)
         try:
-            return await self._start(endpoint, request, is_repeatable=is_repeatable, requester=requester)
+            connection = self._take_idle(endpoint)
+            if connection is None:
+                connection = await self._connect(endpoint, requester, ends_at)
+                await self._start(connection, request, ends_at)
+                return Response(connection, self._end)
+            try:
+                await self._start(connection, request, ends_at)
+            except (ReadError, WriteError, RemoteProtocolError) as lost:
+                if not is_repeatable or connection.parser.has_begun:
+                    raise
+                try:
+                    connection = await self._connect(endpoint, requester, ends_at)
+                except NeverSent:
+                    # Of the second connection alone: the server may have received the request on the first.
+                    raise lost from None
+                await self._start(connection, request, ends_at)
         except BaseException:
             self._free.release()
             raise
-
-    def _end(self, connection: ClientConnection) -> None:
-        try:
-            self._keep_or_close(connection)
-        finally:
-            self._free.release()
+        return Response(connection, self._end)
 
     def close(self) -> None:
         """Close idle connections, and keep none from now on."""
         self._idle_max_count = 0
         while self._idle:
-            self._idle.pop().close()
+            self._close(self._idle.pop())
 
-    async def _acquire(self) -> None:
+    async def _acquire(self, ends_at: float) -> None:
         try:
             self._free.acquire_nowait()
         except trio.WouldBlock:
-            with trio.move_on_after(self._connect_timeout_s) as scope:
+            with trio.fail_at(ends_at), trio.move_on_after(self._connect_timeout_s) as scope:
                 await self._free.acquire()
             if scope.cancelled_caught:
                 raise PoolTimeout("all connections are in use") from None
 
-    async def _start(
-        self, endpoint: Endpoint, request: bytes, *, is_repeatable: bool, requester: str
-    ) -> ClientConnection:
-        connection = self._take_idle(endpoint)
-        if connection is None:
-            return await _started(await self._connect(endpoint, requester), request)
+    async def _start(self, connection: ClientConnection, request: bytes, ends_at: float) -> None:
         try:
-            return await _started(connection, request)
-        except (ReadError, WriteError, RemoteProtocolError) as lost:
-            if not is_repeatable or connection.parser.has_begun:
-                raise
-            try:
-                again = await self._connect(endpoint, requester)
-            except NeverSent:
-                # Of the second connection alone: the server may have received the request on the first.
-                raise lost from None
-            return await _started(again, request)
+            await connection.start(request, ends_at)
+        except BaseException:
+            self._close(connection)
+            raise
 
-    async def _connect(self, endpoint: Endpoint, requester: str) -> ClientConnection:
-        try:
-            dialed = await self._dial(endpoint, requester)
-        except OSError as fault:
-            raise ConnectError("the server cannot be connected to") from fault
-        connected = ConnectedSocket(socket.socket(fileno=dialed.socket.detach()))
-        stream: trio.abc.Stream = connected
-        if endpoint.tls:
+    async def _connect(self, endpoint: Endpoint, requester: str, ends_at: float) -> ClientConnection:
+        with trio.fail_at(ends_at):
             try:
-                with trio.fail_after(self._connect_timeout_s):
-                    stream = await self._start_tls(connected, self._ssl_context, endpoint.host)
-            except BaseException as fault:
-                connected.close()
-                if isinstance(fault, trio.TooSlowError):
-                    raise ConnectTimeout("TLS was not established in time") from fault
-                if isinstance(fault, trio.BrokenResourceError):
-                    raise ConnectError("TLS cannot be established") from fault
-                raise
-        return ClientConnection(endpoint, stream, connected, self._idle_timeout_s)
+                dialed = await self._dial(endpoint, requester)
+            except OSError as fault:
+                raise ConnectError("the server cannot be connected to") from fault
+            connected = ConnectedSocket(socket.socket(fileno=dialed.socket.detach()))
+            stream: trio.abc.Stream = connected
+            if endpoint.tls:
+                try:
+                    with trio.fail_after(self._connect_timeout_s):
+                        stream = await self._start_tls(connected, self._ssl_context, endpoint.host)
+                except BaseException as fault:
+                    connected.close()
+                    if isinstance(fault, trio.TooSlowError):
+                        raise ConnectTimeout("TLS was not established in time") from fault
+                    if isinstance(fault, trio.BrokenResourceError):
+                        raise ConnectError("TLS cannot be established") from fault
+                    raise
+        connection = ClientConnection(endpoint, stream, connected, self._idle_timeout_s, self._look_by)
+        self._open.add(connection)
+        return connection
 
     def _take_idle(self, endpoint: Endpoint) -> ClientConnection | None:
         for index in range(len(self._idle) - 1, -1, -1):
@@ -494,41 +525,49 @@ class ConnectionPool:
                 connection = self._idle.pop(index)
                 if not connection.is_stale:
                     return connection
-                connection.close()
+                self._close(connection)
         return None
 
-    def _keep_or_close(self, connection: ClientConnection) -> None:
-        if not connection.parser.is_reusable or not self._idle_max_count:
-            connection.close()
+    def _end(self, connection: ClientConnection) -> None:
+        self._free.release()
+        if not connection.parser.is_reusable or not self._idle_max_count or connection not in self._open:
+            self._close(connection)
             return
-        connection.idle_since = trio.current_time()
+        connection.closes_at = trio.current_time() + KEEP_ALIVE_S
+        self._look_by(connection.closes_at)
         self._idle.append(connection)
         if len(self._idle) > self._idle_max_count:
-            self._idle.pop(0).close()
-        if not self._closes_idle:
-            self._closes_idle = True
-            trio.lowlevel.spawn_system_task(self._close_idle, name="idle connections")
+            self._close(self._idle.pop(0))
 
-    async def _close_idle(self) -> None:
-        """Close connections that were idle for :data:`KEEP_ALIVE_S`, until none is left."""
-        try:
-            while self._idle:
-                close_at = self._idle[0].idle_since + KEEP_ALIVE_S
-                if close_at <= trio.current_time():
-                    self._idle.pop(0).close()
-                else:
-                    await trio.sleep_until(close_at)
-        finally:
-            self._closes_idle = False
-
-
-async def _started(connection: ClientConnection, request: bytes) -> ClientConnection:
-    try:
-        await connection.start(request)
-    except BaseException:
+    def _close(self, connection: ClientConnection) -> None:
+        self._open.discard(connection)
         connection.close()
-        raise
-    return connection
+
+    def _look_by(self, at: float) -> None:
+        """Look at the connections at a time, or earlier."""
+        if at >= self._looks_at:
+            return
+        self._looks_at = at
+        if self._pause is None:
+            self._pause = trio.CancelScope(deadline=at)
+            trio.lowlevel.spawn_system_task(self._close_overdue, name="time limits of connections")
+        else:
+            self._pause.deadline = at
+
+    async def _close_overdue(self) -> None:
+        """Close connections when their time is over, until none has a limit. Who waits for one is told."""
+        try:
+            while self._pause is not None:
+                with self._pause:
+                    await trio.sleep_forever()
+                now = trio.current_time()
+                for connection in [each for each in self._open if each.closes_at <= now]:
+                    self._close(connection)
+                self._idle = [each for each in self._idle if each in self._open]
+                self._looks_at = min((each.closes_at for each in self._open), default=math.inf)
+                self._pause = None if self._looks_at == math.inf else trio.CancelScope(deadline=self._looks_at)
+        finally:
+            self._looks_at, self._pause = math.inf, None
 
 
 def render_request(method: str, target: bytes, headers: Mapping[str, str], content: bytes | None) -> bytes:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import trio
 
-from holdfast.providers.outbound.connection_pool import BodyTooLarge, Response
-from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Origin, Unreachable
+from holdfast.providers.outbound.connection_pool import BodyTooLarge, Response, TransportFault
+from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Origin
 from holdfast.providers.storage.sniffing import (
     HEAD_BYTES,
     MEDIA_TYPES,
@@ -117,20 +117,18 @@ async def download(
     waiting_bytes = size_bytes = 0
     is_finishing = False
     try:
-        with trio.move_on_after(total_timeout_s) as in_time:
-            async with client.open("GET", url, only=only, requester=requester) as response:
-                declared = _check_answer(response, expected)
-                while block := await response.receive():
-                    size_bytes += len(block)
-                    if size_bytes > expected.bytes_max:
-                        raise BodyTooLarge(expected.bytes_max)
-                    blocks.append(block)
-                    waiting_bytes += len(block)
-                    if waiting_bytes > MEMORY_BYTES_MAX:
-                        await trio.to_thread.run_sync(_write, spool, blocks, limiter=_threads)
-                        blocks, waiting_bytes = [], 0
-        if in_time.cancelled_caught:
-            raise _Refuse("unreachable", "the download took too long", permanent=False)
+        ends_at = trio.current_time() + total_timeout_s
+        with await client.open("GET", url, only=only, requester=requester, ends_at=ends_at) as response:
+            declared = _check_answer(response, expected)
+            while block := await response.receive():
+                size_bytes += len(block)
+                if size_bytes > expected.bytes_max:
+                    raise BodyTooLarge(expected.bytes_max)
+                blocks.append(block)
+                waiting_bytes += len(block)
+                if waiting_bytes > MEMORY_BYTES_MAX:
+                    await trio.to_thread.run_sync(_write, spool, blocks, limiter=_threads)
+                    blocks, waiting_bytes = [], 0
 
         def finish() -> T:
             try:
@@ -147,8 +145,10 @@ async def download(
         return DownloadRefused("too_large", f"more than {expected.bytes_max} bytes", permanent=True)
     except Blocked as fault:
         return DownloadRefused("blocked_address", str(fault), permanent=True)
-    except Unreachable as fault:
-        return DownloadRefused("unreachable", str(fault), permanent=False)
+    except TransportFault as fault:
+        return DownloadRefused("unreachable", type(fault).__name__, permanent=False)
+    except trio.TooSlowError:
+        return DownloadRefused("unreachable", "the download took too long", permanent=False)
     finally:
         if not is_finishing:
             # Otherwise its thread does, which a cancelled caller leaves running.

@@ -8,10 +8,10 @@ configured, which are not checked at all.
 
 from __future__ import annotations
 
+import math
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import asynccontextmanager
 from typing import Protocol
 
 import trio
@@ -24,7 +24,6 @@ from holdfast.providers.outbound.connection_pool import (
     Endpoint,
     Response,
     StartTls,
-    TransportFault,
     render_request,
     start_tls,
     tls_context,
@@ -54,10 +53,6 @@ Dial = Callable[[str, int], Awaitable[trio.SocketStream]]
 
 class Blocked(Exception):
     """The URL, or an address or redirect it leads to, is not allowed. Retrying does not help."""
-
-
-class Unreachable(Exception):
-    """No response, or a broken one. Retrying may help."""
 
 
 class GuardedClient:
@@ -98,7 +93,6 @@ class GuardedClient:
             start_tls=start_tls,
         )
 
-    @asynccontextmanager
     async def open(
         self,
         method: str,
@@ -109,26 +103,29 @@ class GuardedClient:
         redirects_max_count: int = REDIRECTS_MAX_COUNT,
         only: AbstractSet[Origin] | None = None,
         requester: str = "",
-    ) -> AsyncIterator[Response]:
-        """Send a request, which may arrive twice, and open the response; its body has not been read yet.
+        ends_at: float = math.inf,
+    ) -> Response:
+        """Send a request, which may arrive twice, and return the response, which is a context that must be entered.
 
         Up to ``redirects_max_count`` redirects are followed, each checked like a new URL, without headers to
         another origin; with 0 a redirect is returned as the response. ``only`` are the configured origins that this
         request may lead to: one provider's outputs are not at another's. Name look-ups count against the limit of
-        ``requester``. Raises :class:`Blocked` and :class:`Unreachable`, also while the body is read.
+        ``requester``. Raises :class:`Blocked`, and what :meth:`ConnectionPool.exchange` raises.
         """
         target = self._admit(url, None, only)
         trusted = _origin(target) in self._allow
-        try:
-            for hop in range(redirects_max_count + 1):
-                request = _render(method, target, headers or {}, content)
-                async with self._pool.exchange(
-                    self._endpoint(target), request, is_repeatable=True, requester=requester
-                ) as response:
-                    location = response.header("location") if 300 <= response.status < 400 else None
-                    if location is None or redirects_max_count == 0:
-                        yield response
-                        return
+        for hop in range(redirects_max_count + 1):
+            response = await self._pool.exchange(
+                self._endpoint(target),
+                _render(method, target, headers or {}, content),
+                is_repeatable=True,
+                requester=requester,
+                ends_at=ends_at,
+            )
+            location = response.header("location") if 300 <= response.status < 400 else None
+            if location is None or redirects_max_count == 0:
+                return response
+            with response:
                 if hop == redirects_max_count:
                     break
                 before, target = target, self._admit(location, target, only)
@@ -136,8 +133,6 @@ class GuardedClient:
                     raise Blocked("a redirect leads to a configured origin")
                 if _origin(before) != _origin(target):
                     headers = {}
-        except TransportFault as fault:
-            raise Unreachable(type(fault).__name__) from fault
         raise Blocked(f"more than {redirects_max_count} redirects")
 
     def close(self) -> None:
@@ -174,9 +169,10 @@ class GuardedClient:
             target = parse_url(url, base)
         except ValueError as fault:
             raise Blocked(str(fault)) from fault
-        if only is not None and _origin(target) in self._allow - only:
+        is_configured = _origin(target) in self._allow
+        if only is not None and is_configured and _origin(target) not in only:
             raise Blocked("the URL leads to another provider")
-        allowed = self._local_allowed or _origin(target) in self._allow
+        allowed = self._local_allowed or is_configured
         if target.scheme != "https" and not (target.scheme == "http" and allowed):
             raise Blocked("the URL is not https")
         if not allowed and not is_plain_host(target.host):

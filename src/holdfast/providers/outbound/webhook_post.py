@@ -13,8 +13,8 @@ import trio
 
 from holdfast.ledger.tasks.events import DeliveryResponse
 from holdfast.ledger.values import Now
-from holdfast.providers.outbound.connection_pool import parse_retry_after
-from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Unreachable
+from holdfast.providers.outbound.connection_pool import TransportFault, parse_retry_after
+from holdfast.providers.outbound.guarded import Blocked, GuardedClient
 from holdfast.providers.outbound.urls import is_public_url
 from holdfast.telemetry.traces import span, trace_header
 
@@ -38,10 +38,16 @@ async def post_event(
 ) -> DeliveryResponse:
     """Send one attempt on behalf of an account and return its result; errors of the receiver are not raised."""
     try:
-        with span("webhook", "client"), trio.fail_after(timeout_s):
+        with span("webhook", "client"):
             sent = {"Content-Type": "application/json", **trace_header(), **headers}
-            async with client.open(
-                "POST", url, headers=sent, content=body, redirects_max_count=0, requester=account_id
+            with await client.open(
+                "POST",
+                url,
+                headers=sent,
+                content=body,
+                redirects_max_count=0,
+                requester=account_id,
+                ends_at=trio.current_time() + timeout_s,
             ) as response:
                 pause_s = parse_retry_after(response.header("retry-after"), now())
                 return DeliveryResponse(response.status, retry_after_s=pause_s)
@@ -49,5 +55,5 @@ async def post_event(
         return DeliveryResponse(None, error=f"no answer within {timeout_s:g} s")
     except Blocked as refusal:
         return DeliveryResponse(None, error=f"not allowed: {refusal}")
-    except Unreachable as fault:
-        return DeliveryResponse(None, error=f"unreachable: {fault}")
+    except TransportFault as fault:
+        return DeliveryResponse(None, error=f"unreachable: {type(fault).__name__}")
