@@ -23,6 +23,7 @@ from holdfast.ledger.values import utc_now
 from holdfast.providers.outbound.downloads import DownloadRefused
 from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.telemetry.reports.conditions import TakeOutcome, ignore_outcome
+from holdfast.telemetry.traces import traceparent, within_trace
 
 
 def host(number: int, task: str = "task_1", *, provider: str = "studio", at: str = "https://x.test") -> Host:
@@ -51,12 +52,14 @@ class Fetches:
 
     def __init__(self) -> None:
         self.started: list[str] = []
+        self.traces: dict[str, str | None] = {}
         self.cancelled: list[str] = []
         self.gates: Mapping[str, trio.Event] = defaultdict(trio.Event)
         self.discards: dict[str, trio.Event] = {}
 
     async def download(self, _client: object, url: str, *_: object, **_options: object) -> DownloadRefused:
         self.started.append(url)
+        self.traces[url] = traceparent.get()
         try:
             await self.gates[url].wait()
         except trio.Cancelled:
@@ -137,6 +140,27 @@ async def test_a_round_without_a_turn_is_put_off_and_does_not_count(
     ref.tell(host(number, f"task_{number}"))
     await trio.testing.wait_all_tasks_blocked()
     assert fetches.started[ROUNDS_MAX:] == [f"https://x.test/{number}"]
+
+
+@pytest.mark.usefixtures("mock_clock")
+async def test_a_round_that_a_later_one_replaces_while_it_waits_never_starts(
+    nursery: trio.Nursery, fetches: Fetches, tmp_path: Path
+) -> None:
+    tasks, ref = await start_worker(nursery, tmp_path)
+    for number in range(10, 10 + ROUNDS_MAX):
+        with within_trace(f"trace_{number}"):
+            ref.tell(host(number, f"task_{number}"))
+    for message in (ROUND_1, ROUND_2):
+        with within_trace(f"trace_{message.effect.round}"):
+            ref.tell(message)
+    await trio.testing.wait_all_tasks_blocked()
+    fetches.gates["https://x.test/10"].set()
+    fetches.gates["https://x.test/2"].set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert fetches.started[ROUNDS_MAX:] == ["https://x.test/2"]
+    numbers = (*range(10, 10 + ROUNDS_MAX), 2)
+    assert fetches.traces == {f"https://x.test/{number}": f"trace_{number}" for number in numbers}
+    assert [round_.round_number for round_ in tasks.received] == [10, 2]
 
 
 @pytest.mark.usefixtures("mock_clock")

@@ -7,8 +7,9 @@ failed round means.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,7 @@ from holdfast.providers.outbound.guarded import GuardedClient, Origin
 from holdfast.providers.storage.base import AssetStore
 from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES
 from holdfast.telemetry.reports.conditions import TakeOutcome
-from holdfast.telemetry.traces import span
+from holdfast.telemetry.traces import span, traceparent, within_trace
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +46,21 @@ ROUNDS_MAX = 8
 """How many rounds run at once for one provider, so that a slow provider delays only its own tasks."""
 TURN_TIMEOUT_S = 60
 """How long a round waits for its turn, before the deadline that its task has set for it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Round:
+    """One round that was requested, in the trace of its request; at ``put_off_at`` it waits no longer."""
+
+    host: Host
+    put_off_at: float
+    trace: str | None
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """The attempt and the number of the round in it."""
+        return self.host.effect.attempt, self.host.effect.round
 
 
 class HostingWorker(Worker):
@@ -78,53 +94,86 @@ class HostingWorker(Worker):
         self._tasks = tasks
         self._now = now
         self._take_outcome = take_outcome
-        self._rounds = defaultdict[str, trio.CapacityLimiter](partial(trio.CapacityLimiter, ROUNDS_MAX))
-        self._running: dict[str, tuple[int, int, trio.CancelScope]] = {}
+        # By task, those that wait among them.
+        self._rounds: dict[str, _Round] = {}
+        # By provider: how many rounds run, and which wait for their turn.
+        self._running = Counter[str]()
+        self._waiting = defaultdict[str, deque[_Round]](deque)
+        self._has_waiting = trio.Event()
+
+    def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
+        """Return the loop that puts off rounds."""
+        return (self._put_off_late,)
 
     def on_receive(self, message: object) -> None:
-        """Start a hosting round unless it is already running; cancel an earlier round of the same task."""
+        """Start a hosting round unless it is already requested; cancel an earlier round of the same task."""
         assert isinstance(message, Host)
-        request_id, requested = message.effect.request_id, (message.effect.attempt, message.effect.round)
-        if request_id in self._running:
-            *running, scope = self._running[request_id]
-            if requested <= tuple(running):
+        requested = _Round(message, trio.current_time() + TURN_TIMEOUT_S, traceparent.get())
+        earlier = self._rounds.get(message.effect.request_id)
+        if earlier is not None:
+            if requested.number <= earlier.number:
                 return
             # Its results would be ignored: the task waits for the later round.
-            scope.cancel()
-        scope = trio.CancelScope()
-        self._running[request_id] = (*requested, scope)
-        self.nursery.start_soon(self._round, message, scope)
+            earlier.scope.cancel()
+        self._rounds[message.effect.request_id] = requested
+        if self._running[message.provider] < ROUNDS_MAX:
+            self._running[message.provider] += 1
+            self.nursery.start_soon(self._run, message.provider, requested)
+        else:
+            self._waiting[message.provider].append(requested)
+            self._has_waiting.set()
 
-    async def _round(self, host: Host, scope: trio.CancelScope) -> None:
-        effect = host.effect
+    async def _run(self, provider: str, first: _Round) -> None:
+        """Run a round, and then those that wait for their turn: a task for each would cost more."""
+        waiting = self._waiting[provider]
+        try:
+            await self._round(first)
+            while waiting:
+                await self._round(waiting.popleft())
+        finally:
+            self._running[provider] -= 1
+
+    async def _round(self, requested: _Round) -> None:
+        if requested.scope.cancel_called:
+            return
+        host, effect = requested.host, requested.host.effect
+        traceparent.set(requested.trace)
         bind_contextvars(task_id=effect.request_id, account_id=host.account_id, provider=host.provider)
         try:
-            with scope, span("store outputs"):
-                results = await self._results(host)
-                self._tasks.ref(effect.request_id).tell(RecordHosting(effect.attempt, effect.round, tuple(results)))
+            with requested.scope, span("store outputs"):
+                self._report(requested, [await self._store_output(output, host) for output in effect.outputs])
         except Exception:
             # The task's deadline for this round starts it again.
             log.exception("hosting round failed")
         finally:
-            # A later round may have replaced this one, and ended before it.
-            running = self._running.get(effect.request_id)
-            if running is not None and running[2] is scope:
-                del self._running[effect.request_id]
+            self._forget(requested)
 
-    async def _results(self, host: Host) -> list[OutputItem | HostingFailure]:
-        """Store the outputs once there is a turn; after ``TURN_TIMEOUT_S`` without one the task waits longer."""
-        outputs, turns = host.effect.outputs, self._rounds[host.provider]
-        try:
-            turns.acquire_nowait()
-        except trio.WouldBlock:
-            with trio.move_on_after(TURN_TIMEOUT_S) as waiting:
-                await turns.acquire()
-            if waiting.cancelled_caught:
-                return [_not_stored(output, "other results are being stored") for output in outputs]
-        try:
-            return [await self._store_output(output, host) for output in outputs]
-        finally:
-            turns.release()
+    async def _put_off_late(self) -> None:
+        """Let tasks wait longer whose rounds have had no turn for ``TURN_TIMEOUT_S``."""
+        while True:
+            await self._has_waiting.wait()
+            self._has_waiting = trio.Event()
+            while any(self._waiting.values()):
+                await trio.sleep_until(min(rounds[0].put_off_at for rounds in self._waiting.values() if rounds))
+                for rounds in self._waiting.values():
+                    while rounds and rounds[0].put_off_at <= trio.current_time():
+                        self._put_off(rounds.popleft())
+
+    def _put_off(self, late: _Round) -> None:
+        if not late.scope.cancel_called:
+            reason = "other results are being stored"
+            with within_trace(late.trace):
+                self._report(late, [_not_stored(output, reason) for output in late.host.effect.outputs])
+            self._forget(late)
+
+    def _report(self, ended: _Round, results: Iterable[OutputItem | HostingFailure]) -> None:
+        effect = ended.host.effect
+        self._tasks.ref(effect.request_id).tell(RecordHosting(effect.attempt, effect.round, tuple(results)))
+
+    def _forget(self, ended: _Round) -> None:
+        # A later round may have replaced it, and ended before it.
+        if self._rounds.get(ended.host.effect.request_id) is ended:
+            del self._rounds[ended.host.effect.request_id]
 
     async def _store_output(self, output: Output, host: Host) -> OutputItem | HostingFailure:
         hosting = host.hosting

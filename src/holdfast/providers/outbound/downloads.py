@@ -178,7 +178,10 @@ async def _in_thread(job: Callable[[], T]) -> T:
         is_waiting = False
         return trio.lowlevel.Abort.SUCCEEDED
 
-    await _threads.acquire_on_behalf_of(borrower)
+    try:
+        _threads.acquire_on_behalf_of_nowait(borrower)
+    except trio.WouldBlock:
+        await _threads.acquire_on_behalf_of(borrower)
     try:
         trio.lowlevel.start_thread_soon(partial(copy_context().run, job), deliver)
     except BaseException:
