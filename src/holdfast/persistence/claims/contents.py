@@ -40,7 +40,9 @@ LEASE_S = 600
 
 _CLAIM = (
     "insert into contents as c (sha256, content_type, claimed_until) "
-    "select k.sha256, k.content_type, %s from unnest(%s::text[], %s::text[]) k (sha256, content_type) "
+    "select k.sha256, k.content_type, %s "
+    # Texts, because the driver takes twice as long for lists. Neither hashes nor types have blanks.
+    "from unnest(string_to_array(%s, ' '), string_to_array(%s, ' ')) k (sha256, content_type) "
     # In one order, so that no two claims wait for each other.
     "order by k.sha256, k.content_type "
     "on conflict (sha256, content_type) do update "
@@ -161,10 +163,11 @@ class _Claim:
 def claim_contents(
     connection: psycopg.Connection[Any], contents: Collection[Content], until: datetime
 ) -> frozenset[Content]:
-    """Protect contents from deletion until a time; return all but those that are being deleted."""
-    sha256s = [content.sha256 for content in contents]
-    content_types = [content.content_type for content in contents]
-    return frozenset(Content(*row) for row in connection.execute(_CLAIM, (until, sha256s, content_types)))
+    """Protect different contents from deletion until a time; return all but those that are being deleted."""
+    sha256s = " ".join([content.sha256 for content in contents])
+    content_types = " ".join([content.content_type for content in contents])
+    claimed = connection.execute(_CLAIM, (until, sha256s, content_types))
+    return frozenset(contents if claimed.rowcount == len(contents) else (Content(*row) for row in claimed))
 
 
 def mark_contents(connection: Connection, at: datetime, *, after: Content, page_max: int) -> MarkedContents:
