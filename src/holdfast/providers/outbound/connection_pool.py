@@ -247,8 +247,8 @@ async def start_tls(stream: ConnectedSocket, context: ssl.SSLContext, host: str)
 class ClientConnection:
     """One connection, which carries one exchange at a time.
 
-    ``closes_at`` is when its pool closes it (trio's clock), whether it is idle or its server is too slow; the pool
-    is told of it by ``look_by``.
+    ``closes_at`` is when its pool closes it (trio's clock), whether it is idle or its server is too slow;
+    ``look_by`` has the pool look at its connections by then.
     """
 
     __slots__ = (
@@ -331,7 +331,7 @@ class ClientConnection:
             raise ReadError("the connection was lost") from fault
         except trio.ClosedResourceError as fault:
             raise self._overdue(ReadTimeout("the server sent nothing in time")) from fault
-        # The server need not be in time while nobody waits for it.
+        # Until the next wait the server has no limit of its own.
         self.closes_at = self._ends_at
         if data:
             self.parser.feed(data)
@@ -555,7 +555,7 @@ class ConnectionPool:
             self._pause.deadline = at
 
     async def _close_overdue(self) -> None:
-        """Close connections when their time is over, until none has a limit. Who waits for one is told."""
+        """Close connections when their time is over, until none has a limit. Exchanges that wait on them fail."""
         try:
             while self._pause is not None:
                 with self._pause:
