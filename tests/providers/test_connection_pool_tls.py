@@ -14,9 +14,10 @@ from tests.certificates import Authority
 from holdfast.providers.outbound.connection_pool import (
     ConnectError,
     ConnectTimeout,
+    ReadTimeout,
 )
 
-from .pool_servers import HERE, OK, Servers, ask
+from .pool_servers import GET, HERE, OK, Servers, ask
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +117,24 @@ async def test_a_server_that_does_not_start_tls_is_a_connect_timeout(
     with pytest.raises(ConnectTimeout):
         await ask(Servers(nursery, serve).pool(), HERE._replace(tls=True))
     assert trio.current_time() - begun == 3
+
+
+async def test_a_silent_server_is_left_in_time_over_tls_too(
+    nursery: trio.Nursery, server_tls: tuple[ssl.SSLContext, Path], autojump_clock: trio.testing.MockClock
+) -> None:
+    context, path = server_tls
+
+    async def serve(_number: int, stream: trio.SocketStream) -> None:
+        secure = trio.SSLStream(stream, context, server_side=True)
+        with suppress(trio.BrokenResourceError):
+            while await secure.receive_some():
+                pass
+
+    pool = Servers(nursery, serve).pool(ssl_context=ssl.create_default_context(cafile=str(path)))
+    here = HERE._replace(port=443, tls=True)
+    with pytest.raises(ReadTimeout):
+        await ask(pool, here)
+    assert trio.current_time() == 7
+    with pytest.raises(trio.TooSlowError):
+        await pool.exchange(here, GET, is_repeatable=True, ends_at=9)
+    assert trio.current_time() == 9
