@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
 
@@ -34,6 +35,7 @@ from holdfast.telemetry.reports.report import Report
 from holdfast.telemetry.reports.reporter import Reporter
 
 from .api import Api
+from .cell_stages import two_cells
 from .fake_actors import FakeDirectory
 from .fake_parts import (
     READY,
@@ -167,3 +169,10 @@ async def browser(api: Api) -> PageReader:
     browser = PageReader(api, SAME_ORIGIN)
     await browser.sign_in()
     return browser
+
+
+@pytest.fixture
+async def two(stage: Stage) -> AsyncIterator[tuple[Stage, Stage]]:
+    """Two cells, which reach each other by HTTP."""
+    async with two_cells(stage) as found:
+        yield found

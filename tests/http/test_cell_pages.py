@@ -20,8 +20,8 @@ from holdfast.ledger.values import PLACES, new_id_at, place_of
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.move_tables import AccountMove, account_moves
 
+from .cell_stages import AWAY, HALVES, email_in
 from .page_reader import PageReader
-from .test_cell_calls import AWAY, HALVES, email_in
 
 if TYPE_CHECKING:
     from tests.http.api import Api
