@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 import pytest
-from sqlalchemy import JSON, Connection, text
+from sqlalchemy import JSON, Connection, select, text
 from tests.fresh_databases import FreshDatabases
 
 from holdfast.ledger.cells import Cell
@@ -44,6 +44,7 @@ from holdfast.persistence.queries.moves import (
     find_moves_of_place,
     find_unreachable,
     has_departed_since,
+    is_email_elsewhere,
 )
 from holdfast.persistence.records.move_tables import AccountMove
 from holdfast.persistence.records.operator_tables import Override
@@ -150,6 +151,17 @@ def where_is(rows: Connection, account_id: str) -> tuple[Away | None, bool]:
 def accounts_of(rows: Connection) -> list[str]:
     with rows.begin():
         return [*rows.execute(text("select id from accounts order by id")).scalars()]
+
+
+def open_account(rows: Connection, account_id: str, email: str) -> None:
+    """Insert an account to which nothing has happened."""
+    rows.execute(
+        text(
+            "insert into accounts (id, email, role, brand_id, created_at, version, operation_count, balance_micro,"
+            " held_micro, chain_head) values (:id, :email, 'User', 'holdfast', now(), 0, 0, 0, 0, '')"
+        ),
+        {"id": account_id, "email": email},
+    )
 
 
 def test_something_is_decided_about_every_table() -> None:
@@ -412,6 +424,28 @@ def test_all_moved_accounts_of_a_place_are_in_one_cell(cells: Cells, monkeypatch
         depart(cells.source, "acct_none", to=3)
 
 
+@pytest.mark.parametrize(
+    ("find", "index"),
+    [
+        (lambda rows: find_moves_of_place(rows, 7), "ix_account_moves_place"),
+        (lambda rows: find_moves_of_email(rows, "ada@example.com"), "ix_account_moves_email"),
+        (lambda rows: rows.execute(select(is_email_elsewhere("ada@example.com"))), "ix_account_moves_email"),
+    ],
+    ids=["place", "email", "sign-in"],
+)
+def test_moves_are_found_by_an_index(cells: Cells, find: Callable[[Connection], object], index: str) -> None:
+    with connected(cells.source_url) as rows, rows.begin():
+        for _ in range(8):  # then the driver has prepared it
+            find(rows)
+        prepared = "select name, cardinality(parameter_types) from pg_prepared_statements where statement ~ 'moves'"
+        [(name, many)] = rows.execute(text(prepared)).all()
+        # A small table would be read whole, and with few values each execution is planned for them.
+        rows.execute(text("set local enable_seqscan = off"))
+        rows.execute(text("set local plan_cache_mode = force_generic_plan"))
+        plan = "\n".join(rows.execute(text(f"explain execute {name}({', '.join(['null'] * many)})")).scalars())
+    assert index in plan, plan
+
+
 def test_an_account_that_its_owner_has_closed_does_not_move(cells: Cells) -> None:
     with cells.source.begin():
         cells.source.execute(text("update accounts set closed_at = now() where id = 'acct_new'"))
@@ -447,14 +481,8 @@ def test_a_new_account_of_a_closed_ones_address_is_found(cells: Cells) -> None:
         cells.target.execute(
             text("update accounts set email = 'closed:acct_ada', closed_at = now() where id = 'acct_ada'")
         )
-        values = "'User', 'holdfast', now(), 0, 0, 0, 0, ''"
-        cells.target.execute(
-            text(
-                "insert into accounts (id, email, role, brand_id, created_at, version, operation_count,"
-                f" balance_micro, held_micro, chain_head) values ('acct_a', 'acct_ada@example.com', {values}),"
-                f" ('acct_b', 'acct_b@example.com', {values})"
-            )
-        )
+        open_account(cells.target, "acct_a", "acct_ada@example.com")
+        open_account(cells.target, "acct_b", "acct_b@example.com")
     every, none = (range(PLACES),), ()
     one = Cell(SOURCE, none, every, "http://one", "http://one")
     two = Cell(TARGET, every, none, "http://two", "http://two")
@@ -467,13 +495,7 @@ def test_what_does_not_cancel_between_cells_is_found(cells: Cells) -> None:
     arrive(cells.source, cells.target, move, cell=SOURCE)
     with cells.target.begin():
         cells.target.execute(text("update account_moves set balance_micro = balance_micro + 1"))
-        values = "'acct_bob', 'b@example.com', 'User', 'holdfast', now(), 0, 0, 0, 0, ''"
-        cells.target.execute(
-            text(
-                "insert into accounts (id, email, role, brand_id, created_at, version, operation_count,"
-                f" balance_micro, held_micro, chain_head) values ({values})"
-            )
-        )
+        open_account(cells.target, "acct_bob", "b@example.com")
     assert cells.differences() == [
         "account acct_bob is in one and in two",
         f"move {move.move_id} of account acct_ada differs between its cells",
