@@ -9,7 +9,7 @@ from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.extensions import Extension, ServedPage
 from holdfast_console.account.site import SITE as ACCOUNT
 from holdfast_console.operators.site import SITE as OPERATORS
-from holdfast_console.serving import redirect_to, serve_view
+from holdfast_console.serving import redirect_to, refused_page, serve_view
 
 EXTENSION: Final = Extension(
     name="console",
@@ -19,6 +19,7 @@ EXTENSION: Final = Extension(
                 method=view.method,
                 path=view.path,
                 serve=partial(serve_view, site, view),
+                refuse=partial(refused_page, site),
                 needs_session=view.auth is Auth.SESSION,
             )
             for site in (OPERATORS, ACCOUNT)

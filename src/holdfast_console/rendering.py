@@ -176,4 +176,7 @@ def html_response(templates: Environment, page: Html, /, *, now: datetime, **val
         stamp=lambda at: formats.stamp(at, now),
     )
     headers = {**HEADERS, "Content-Security-Policy": policy_of(page.sources)}
-    return Response(text, status=page.status, content_type="text/html; charset=utf-8", headers=headers)
+    response = Response(text, status=page.status, content_type="text/html; charset=utf-8", headers=headers)
+    for name, value in page.headers:
+        response.headers.add(name, value)
+    return response

@@ -14,7 +14,7 @@ from holdfast.actors.runtime.faults import AccountAway
 from holdfast.http.kit.actions import record_refused_action
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.errors import INTERNAL_ERROR, refusal_of_fault, refusal_of_http, row_of
+from holdfast.http.kit.errors import INTERNAL_ERROR, error_response, refusal_of_fault, refusal_of_http, row_of
 from holdfast.http.kit.operators import MAY_ONLY_READ, refuse_cross_origin
 from holdfast.http.kit.other_cells import Elsewhere
 from holdfast.http.kit.requests import HoldfastRequest, current_request_id
@@ -55,7 +55,7 @@ async def serve_view(
             return await _refuse(site, visit, refusal)
         return await _respond(site, visit, await _result_of(view.handler, visit))
     except Exception as fault:
-        return _alone(site, _refusal_of(fault, request))
+        return refused_page(site, _refusal_of(fault, request))
     finally:
         call.release_body()
 
@@ -84,8 +84,8 @@ async def _respond(site: Site, visit: Visit, result: ViewResult) -> Response:
             response = await _page(site, visit, await _page_again(site, visit, address, sent_form, status))
         case Refusal():
             return await _respond(site, visit, again_of(site, visit, result) or _error(result))
-        case Html(headers=headers):
-            response = await _page(site, visit, result)
+        case Html():
+            return await _page(site, visit, result)
     for name, value in headers:
         response.headers.add(name, value)
     return response
@@ -145,9 +145,9 @@ async def _refuse(site: Site, visit: Visit, refusal: Refusal) -> Response:
         if needs_session and (kept := site.sign_in_again(visit)) is not None:
             return await _respond(site, visit, kept)
         again = again_of(site, visit, refusal) if visit.call.is_identified else None
-        return _alone(site, refusal) if again is None else await _respond(site, visit, again)
+        return refused_page(site, refusal) if again is None else await _respond(site, visit, again)
     if not needs_session or "X-Refresh" in request.headers or request.headers.get("Accept") == EVENT_STREAM:
-        return _alone(site, refusal)
+        return refused_page(site, refusal)
     return _redirect(f"{site.sign_in_path}?{urlencode({'return_to': visit.call.address})}")
 
 
@@ -163,18 +163,20 @@ def _refusal_of(fault: Exception, request: HoldfastRequest) -> Refusal:
     return expected or INTERNAL_ERROR
 
 
-def _alone(site: Site, refusal: Refusal) -> Response:
+def refused_page(site: Site, refusal: Refusal) -> Response:
+    """Return the page of a refusal, as who is not signed in sees it."""
     return html_response(site.templates, _error(refusal), now=utc_now())
 
 
 def _error(refusal: Refusal) -> Html:
-    row = row_of(refusal.code)
+    status, _, headers = error_response(refusal, "")
     values = {
-        "heading": HEADINGS.get(row.status, "This did not work"),
+        "heading": HEADINGS.get(status, "This did not work"),
         "text": refusal.message,
         "request_id": current_request_id(),
     }
-    return Html("error.html", values, status=row.status)
+    retried = tuple((name, headers[name]) for name in ("Retry-After",) if name in headers)
+    return Html("error.html", values, status=status, headers=retried)
 
 
 def _redirect(path: str) -> Response:

@@ -17,6 +17,7 @@ import msgspec
 from quart import Response
 from sqlalchemy import Connection
 
+from holdfast.actors.runtime.faults import AccountAway
 from holdfast.http.endpoints import all_routes
 from holdfast.http.kit.calls import LIGHT_BYTES_MAX, Auth, Call, Method, Needs
 from holdfast.http.kit.credentials import read_bearer
@@ -284,9 +285,9 @@ class Visit:
 
 
 def _refusal_of(fault: Exception) -> Refusal:
-    """Return the refusal of a fault that callers may expect. Raises any other."""
+    """Return the refusal of a fault that callers may expect. Raises any other, and if the account is elsewhere."""
     refusal = refusal_of_fault(fault)
-    if refusal is None:
+    if refusal is None or isinstance(fault, AccountAway):
         raise fault
     return refusal
 

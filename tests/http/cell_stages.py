@@ -34,8 +34,10 @@ from holdfast.persistence.queries.moves import (
     has_departed_since,
 )
 from holdfast.persistence.queries.orders import NamedOrder
+from holdfast.persistence.records.move_tables import AccountMove, MoveState, account_moves
 from holdfast.persistence.server.lookups import Lookup
 
+from .api import Api
 from .fake_actors import FakeDirectory
 from .identities import NOW
 from .order_stand_ins import make_order
@@ -161,6 +163,13 @@ def move_away(stage: Stage, away: Away | None, *sessions: SessionRecord | None, 
     moves = Moves(away, *sessions, has_arrived=has_arrived)
     stage.change(database=moves, lookups=moves)
     return moves
+
+
+async def write_move(api: Api, account_id: str, state: MoveState) -> None:
+    """Write that an account leaves for the second cell, or has left."""
+    zeros = bytes(32)
+    move = AccountMove(account_id, "mov_1", "out", state, 2, place_of(account_id), NOW, 0, 0, 0, 0, zeros, zeros)
+    await api.write(account_moves.insert().values(move._asdict()))
 
 
 @asynccontextmanager

@@ -11,16 +11,15 @@ from urllib.parse import quote
 
 import pytest
 import trio
-from sqlalchemy import insert, update
+from sqlalchemy import update
 
 from holdfast.http.endpoints.operators import cells as cells_module
 from holdfast.http.kit.forwarding import ANSWER_BYTES_MAX
 from holdfast.ledger.cells import Cell, Cells
 from holdfast.ledger.values import PLACES, new_id_at, place_of
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.move_tables import AccountMove, account_moves
 
-from .cell_stages import AWAY, HALVES, email_in
+from .cell_stages import AWAY, HALVES, email_in, write_move
 from .page_reader import PageReader
 
 if TYPE_CHECKING:
@@ -110,7 +109,5 @@ async def test_what_belongs_to_another_cell_leads_to_it(api: Api, browser: PageR
     assert (await browser.get("/ops/find", q=in_second)).headers["Location"] == f"/ops/accounts/{in_second}"
     in_first = next(each for each in (f"acct_{n}" for n in range(100)) if place_of(each) in HALVES[0][0])
     assert (await browser.get("/ops/find", q=in_first)).headers["Location"] == f"/ops/accounts/{in_first}"
-    zeros = bytes(32)
-    move = AccountMove(in_first, "mov_1", "out", "moved", 2, place_of(in_first), api.now, 0, 0, 0, 0, zeros, zeros)
-    await api.write(insert(account_moves).values(move._asdict()))
+    await write_move(api, in_first, "moved")
     assert there in " ".join((await browser.read(f"/ops/find?q={in_first}")).links)

@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.actors.account.messages import CreateTask
 from holdfast.actors.runtime.faults import AccountAway
+from holdfast.actors.sign_in.actor import new_session_token
 from holdfast.actors.sign_in.messages import AdmitOrigin, OriginAdmitted
 from holdfast.actors.task.messages import TaskReply
 from holdfast.http.kit.credentials import KnownKey, mint_api_key
@@ -21,11 +22,25 @@ from holdfast.ledger.cells import Cell, Cells
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.values import PLACES, new_id_at, place_of
 from holdfast.persistence.queries.moves import Away
+from holdfast.persistence.records.move_tables import MoveState
 from holdfast.persistence.records.rows import SessionRevokedRow
 from holdfast.providers.signatures import sign
 
-from .cell_stages import AWAY, MOVED, SESSION_PATH, account_in, email_in, four_cells, move_away, session_in
+from .api import Api
+from .cell_stages import (
+    AWAY,
+    MOVED,
+    SESSION_PATH,
+    account_in,
+    cells,
+    email_in,
+    four_cells,
+    move_away,
+    session_in,
+    write_move,
+)
 from .identities import NOW
+from .page_reader import SAME_ORIGIN, PageReader
 from .stage import Stage
 
 CREATE = {"model": "studio/image-1", "input": {"prompt": "a lighthouse"}}
@@ -222,3 +237,41 @@ async def test_a_moved_account_hides_no_other_of_its_place(two: tuple[Stage, Sta
     with pytest.raises(OfAnotherCell) as found:
         await require_here(first.deps, request, 0)
     assert [(cell.number, hop) for cell, hop in found.value.asked] == [(3, Hop.MOVED), (2, Hop.MISSED)]
+
+
+MOVING = ("account_moving", "The account is being moved to another database. Try again in a few seconds.")
+ELSEWHERE = (
+    "temporarily_unavailable",
+    "The part of the service that has this account is away; try again later.",
+)
+
+
+@pytest.mark.parametrize(("state", "said"), [("closed", MOVING), ("moved", ELSEWHERE)])
+async def test_pages_and_agents_say_that_the_account_departs(
+    api: Api, state: MoveState, said: tuple[str, str]
+) -> None:
+    account_id = account_in(1)
+    await api.add_account(account_id)
+    await api.add_session(account_id, "ses_9", token := new_session_token(account_id))
+    key = await api.add_key(account_id, "key_9")
+    api.change(cells=cells(1, AWAY, AWAY))
+    browser = PageReader(api, {**SAME_ORIGIN, "Cookie": f"holdfast_account={token}"})
+    form = {
+        "csrf_token": await browser.hidden("/account/keys"),
+        "return_to": "/account/keys",
+        "scope.tasks:read": "on",
+    }
+    # It departs after its credentials are read; what it has moved is sent on to the other cell, which is away.
+    await write_move(api, account_id, state)
+    api.accounts.answer = AccountAway("it has departed by now")
+    page = await browser.send("/account/keys/create", **form)
+    assert (page.status_code, page.headers["Retry-After"]) == (503, "1")
+    assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert "Not available now" in page.text
+    assert said[1] in page.text
+    call = {"name": "create_task", "arguments": {**CREATE, "max_credits": "0.05"}}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+    answer = await api.call("POST", "/mcp", message, credential=key.secret)
+    error = answer.json()["error"]
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    assert (error["code"], error["message"]) == said

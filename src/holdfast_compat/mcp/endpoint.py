@@ -189,7 +189,7 @@ async def _answer(at: ToolCall, request: Request) -> dict[str, object]:
         case "tools/call":
             try:
                 found = await _call_tool(at, request.params)
-            except Elsewhere:
+            except (Elsewhere, AccountAway):
                 raise
             except Exception as fault:
                 return _faulted(at.call, request.id, fault)
@@ -250,7 +250,7 @@ async def _streamed(at: ToolCall, request: Request) -> Outcome:
             if isinstance(task, Refusal) or task.is_terminal:
                 found = await shown_result(call, task, with_images=wanted.images)
                 return _json(_result(call, request.id, found))
-        except Elsewhere:
+        except (Elsewhere, AccountAway):
             raise
         except Exception as fault:
             return _json(_faulted(call, request.id, fault))

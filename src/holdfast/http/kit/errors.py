@@ -16,10 +16,10 @@ import msgspec
 from quart import Response
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown, Overloaded, Quarantined
+from holdfast.actors.runtime.faults import AccountAway, AskFault, OutcomeUnknown, Overloaded, Quarantined
 from holdfast.http.kit.values import shown
 from holdfast.ledger.public_types import SpendingLimit, Time
-from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.refusals import ACCOUNT_MOVING, Refusal
 from holdfast.ledger.values import format_amount, time_or_none
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -459,6 +459,7 @@ _OF_FAULTS: Final[tuple[tuple[type[DatabaseAway | AskFault], str, str], ...]] = 
         "temporarily_unavailable",
         "No result in time; the request may have taken effect. Repeat it with its Idempotency-Key.",
     ),
+    (AccountAway, ACCOUNT_MOVING.code, ACCOUNT_MOVING.message),
     (
         AskFault,
         "temporarily_unavailable",

@@ -24,8 +24,10 @@ from holdfast.http.kit.calls import Method
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import RefusalResponse
 from holdfast.http.kit.requests import HoldfastRequest
+from holdfast.http.kit.responses import refusal_response
 from holdfast.http.kit.routes import Route, RouteTable
 from holdfast.ledger.links import PublicUrls
+from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, WebhookFormat
 
 GROUP: Final = "holdfast.extensions"
@@ -55,11 +57,15 @@ class ErrorForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPage:
-    """What is served and is no endpoint: the OpenAPI document does not describe it. Its errors are its own."""
+    """What is served and is no endpoint: the OpenAPI document does not describe it. Its errors are its own.
+
+    ``refuse`` returns the response to a request that no cell can serve now.
+    """
 
     method: Method
     path: str
     serve: Callable[[Dependencies, HoldfastRequest, dict[str, str]], Awaitable[Response]]
+    refuse: Callable[[Refusal], Response] = refusal_response
     needs_session: bool = False
     """Whether it is of the account whose session the cookie has."""
 

@@ -41,7 +41,7 @@ from holdfast.http.kit.other_cells import (
     require_place,
 )
 from holdfast.http.kit.requests import HoldfastRequest
-from holdfast.http.kit.responses import outcome_response, refusal_response, streamed
+from holdfast.http.kit.responses import refusal_response, streamed
 from holdfast.http.kit.routes import Route, is_for_operators
 from holdfast.ledger.cells import Cell
 from holdfast.ledger.refusals import ACCOUNT_MOVING, Refusal
@@ -189,11 +189,11 @@ async def serve_in_cells(
     Operators call each cell themselves.
     """
     if is_for_operators(request.path):
-        return await _serve_operator(serve)
+        return await _serve_operator(route, serve)
     hop = _hop_of(deps, request)
     if hop is None:
         log.warning("a request has the mark of no cell: SERVER_KEY or the clock may differ", path=request.path)
-        return refusal_response(_DISAGREE)
+        return _refused(route, _DISAGREE)
     request.hop, request.keeps_body = hop, True
     place = place_of_request(request, path, route)
     while True:
@@ -203,29 +203,35 @@ async def serve_in_cells(
             return await _serve_here(deps, request, place, serve)
         except (AccountAway, LookAgain, NotHere) as fault:
             if request.had_effect:
-                return refusal_response(_UNKNOWN)
+                return _refused(route, _UNKNOWN)
             if isinstance(fault, AccountAway):
-                return refusal_response(ACCOUNT_MOVING)
+                return _refused(route, ACCOUNT_MOVING)
             if isinstance(fault, NotHere):
                 return Response(b"", status=_MISDIRECTED)
             request.has_looked_again = True
         except OfAnotherCell as found:
             answer = await _ask_in_turn(deps, request, found, _bearer_of(request, route))
             if answer is not None:
-                return outcome_response(answer)
+                return _refused(route, answer) if isinstance(answer, Refusal) else answer
             # It may have come back meanwhile, or it is nowhere.
             request.is_settled = True
         if request.is_body_gone:
             request.body_fault = AccountAway("the body was read, or sent to another cell")
 
 
-async def _serve_operator(serve: Callable[[], Awaitable[Response]]) -> Response:
+def _refused(route: Route | ServedPage, refusal: Refusal) -> Response:
+    return route.refuse(refusal) if isinstance(route, ServedPage) else refusal_response(refusal)
+
+
+async def _serve_operator(route: Route | ServedPage, serve: Callable[[], Awaitable[Response]]) -> Response:
     try:
         return await serve()
+    except AccountAway:
+        return _refused(route, ACCOUNT_MOVING)
     except OfAnotherCell as found:
         [cell, *_] = found.cells
         message = f"This is of cell {cell.number}; its operators' address is {cell.operators_url}."
-        return refusal_response(Refusal(code="invalid_email", message=message, param="email"))
+        return _refused(route, Refusal(code="invalid_email", message=message, param="email"))
 
 
 async def _serve_here(
