@@ -31,6 +31,7 @@ from holdfast.persistence.queries.moves import (
     find_departed,
     find_email,
     find_moves_of_place,
+    find_unlisted,
     has_departed_since,
 )
 from holdfast.persistence.queries.orders import NamedOrder
@@ -97,14 +98,17 @@ class OneOrder:
     def __init__(self, order: NamedOrder | None) -> None:
         self.order = order
         self.has_departed = False
+        self.unlisted: list[int] = []
 
-    async def read(self, query: object) -> NamedOrder | FoundEmail | FoundMoves | bool | None:
+    async def read(self, query: object) -> NamedOrder | FoundEmail | FoundMoves | list[int] | bool | None:
         if isinstance(query, partial) and query.func is has_departed_since:
             return self.has_departed
         if isinstance(query, partial) and query.func is find_email:
             return FoundEmail(is_here=False)
         if isinstance(query, partial) and query.func is find_moves_of_place:
             return FoundMoves()
+        if isinstance(query, partial) and query.func is find_unlisted:
+            return self.unlisted
         return self.order
 
 
@@ -146,6 +150,8 @@ class Moves:
     async def read(self, query: object) -> object:
         if not isinstance(query, partial):
             return FilesTotal(files=10**6, bytes=0)
+        if query.func is find_unlisted:
+            return []
         moves = FoundMoves(self.away, self.has_arrived)
         return FoundEmail(is_here=False, moves=moves) if query.func is find_email else moves
 

@@ -46,6 +46,7 @@ class Cells:
     def __init__(self, own: int, cells: Sequence[Cell]) -> None:
         self.all: Final = tuple(cells)
         [self.own] = (cell for cell in cells if cell.number == own)
+        self.others: Final = tuple(cell for cell in cells if cell is not self.own)
         self._of_places: Final = _by_place([(cell, cell.places, cell.former_places) for cell in cells])
         self._of_emails: Final = _by_place([(cell, cell.emails, cell.former_emails) for cell in cells])
 

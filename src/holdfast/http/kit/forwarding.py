@@ -51,6 +51,8 @@ from holdfast.persistence.server.lookups import Lookup
 from holdfast.providers.signatures import sign, verify_signature
 
 MARK: Final = "Holdfast-Forwarded"
+LISTED: Final = "Holdfast-Cells"
+"""The header of an answer to another cell with the numbers of the cells in the list of who answers."""
 ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 """The longest answer that is read whole: what all processes of a thousand machines say of themselves is shorter."""
 LOST: Final = (httpx2.HTTPError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -69,7 +71,7 @@ _CONNECTION: Final = frozenset(
 )
 _REPLACED: Final = frozenset({b"forwarded", b"x-forwarded-for", MARK.lower().encode()})
 """The headers that say who calls; the client's own say nothing."""
-_OWN: Final = frozenset({b"x-request-id", b"traceresponse"})
+_OWN: Final = frozenset({b"x-request-id", b"traceresponse", LISTED.lower().encode()})
 _SESSION: Final = re.compile(r"\bhst_[A-Za-z0-9_-]{43}", re.ASCII)
 _IN_PATH: Final = ("request_id", "order_id", "file_id", "asset_id", "archive_id")
 
@@ -195,7 +197,19 @@ async def serve_in_cells(
         log.warning("a request has the mark of no cell: SERVER_KEY or the clock may differ", path=request.path)
         return _refused(route, _DISAGREE)
     request.hop, request.keeps_body = hop, True
-    place = place_of_request(request, path, route)
+    response = await _serve_or_forward(deps, route, request, place_of_request(request, path, route), serve)
+    if hop:
+        response.headers[LISTED] = _listed(deps)
+    return response
+
+
+async def _serve_or_forward(
+    deps: Dependencies,
+    route: Route | ServedPage,
+    request: HoldfastRequest,
+    place: int | None,
+    serve: Callable[[], Awaitable[Response]],
+) -> Response:
     while True:
         try:
             if place is not None and not request.is_settled:
@@ -296,6 +310,7 @@ async def forward(deps: Dependencies, request: HoldfastRequest, cell: Cell, hop:
             log.warning("a cell's answer was lost", cell=cell.number, reason=type(fault).__name__)
             return _UNKNOWN
         break
+    request.lists_differ |= answer.headers.get(LISTED) != _listed(deps)
     if answer.status_code == _MISDIRECTED:
         await answer.aclose()
         return None
@@ -359,13 +374,12 @@ async def forward_to_each(
 ) -> Response | Refusal | None:
     """Ask the other cells in turn, and return the first response that is not ``without_effect``; None if all are.
 
-    A request that a cell has sent on for that is not sent again. Refuses as :func:`forward` does.
+    A request that a cell has sent on for that is not sent again. Refuses as :func:`forward` does, and if one that
+    was asked has another list: there may be cells that were not asked.
     """
     if deps.cells is None or request.hop >= Hop.MISSED:
         return None
-    for cell in deps.cells.all:
-        if cell is deps.cells.own:
-            continue
+    for cell in deps.cells.others:
         response = await forward(deps, request, cell, Hop.MISSED)
         if isinstance(response, Refusal):
             return response
@@ -383,7 +397,7 @@ async def forward_to_each(
                 msgspec.json.decode(content, type=without_effect)
                 continue
         return Response(content, response.status_code, response.headers)
-    return None
+    return _DISAGREE if request.lists_differ else None
 
 
 async def read_answer(parts: AsyncIterable[bytes]) -> bytes:
@@ -466,6 +480,11 @@ def _mark(deps: Dependencies, cell: Cell, method: str, target: bytes, hop: Hop) 
 
 def _signed(cell: Cell, method: str, target: bytes, hop: Hop) -> bytes:
     return f"{cell.number} {hop.name} {method} ".encode() + target
+
+
+def _listed(deps: Dependencies) -> str:
+    assert deps.cells is not None
+    return " ".join(str(cell.number) for cell in deps.cells.all)
 
 
 def _key(deps: Dependencies) -> str:

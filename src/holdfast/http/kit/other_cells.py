@@ -16,8 +16,8 @@ from holdfast.actors.runtime.faults import AccountAway
 from holdfast.actors.sign_in.messages import GiveAddress
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.requests import HoldfastRequest
-from holdfast.ledger.cells import Cell
-from holdfast.persistence.queries.moves import find_email, find_moves_of_place
+from holdfast.ledger.cells import Cell, Cells
+from holdfast.persistence.queries.moves import find_email, find_moves_of_place, find_unlisted
 
 log = structlog.get_logger(__name__)
 
@@ -68,15 +68,23 @@ def require_place(deps: Dependencies, request: HoldfastRequest, place: int) -> N
 async def require_here(deps: Dependencies, request: HoldfastRequest, place: int) -> None:
     """Return if what was not found here, of an account of a place, is in no other cell.
 
-    Raises :class:`OfAnotherCell`, :class:`AccountAway` if it may be closed for a move, :class:`NotHere`, or
-    :class:`LookAgain`.
+    Raises :class:`OfAnotherCell`, :class:`AccountAway` if it may be closed for a move, or in a cell that this
+    process does not know, :class:`NotHere`, or :class:`LookAgain`.
     """
-    if deps.cells is None or request.is_settled:
+    if deps.cells is None:
         return
+    if not request.is_settled:
+        await _require_unmoved(deps, deps.cells, request, place)
+    if await deps.database.read(partial(find_unlisted, cells=deps.cells)):
+        raise AccountAway("an address was given to a cell that is not in this process's list")
+
+
+async def _require_unmoved(deps: Dependencies, cells: Cells, request: HoldfastRequest, place: int) -> None:
+    """Raise as :func:`require_here` does if by the list or the moves another cell may have what is not here."""
     away, has_arrived = await deps.database.read(partial(find_moves_of_place, place=place))
     if away is not None and away.is_closed:
         raise AccountAway("an account of the place is closed for a move")
-    others = [cell for cell in deps.cells.of_place(place) if cell is not deps.cells.own]
+    others = [cell for cell in cells.of_place(place) if cell is not cells.own]
     if away is not None:
         # That is of some accounts of the place; others may be where they were before it was this cell's.
         raise_moved(deps, request, away.cell, others if request.hop < Hop.MISSED else ())
@@ -132,6 +140,8 @@ async def _require_unknown_email(
     assert deps.cells is not None
     own, (home, *former) = deps.cells.own, deps.cells.of_email(email)
     if request.hop == Hop.MISSED:
+        if home is own:
+            raise AccountAway("by this process's list the address is this cell's")
         if given_to is None and gives:
             await deps.sign_ins.ref(f"email:{email}").ask(GiveAddress(home.number))
         elif given_to is None:

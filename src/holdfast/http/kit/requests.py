@@ -97,6 +97,8 @@ class HoldfastRequest(TrioRequest):
         """Whether it is answered here: no other cell has what it names, or the response has begun."""
         self.has_looked_again = False
         """Whether it is served again, because what it names may have come from another cell meanwhile."""
+        self.lists_differ = False
+        """Whether a cell that it was sent on to has another list of cells."""
         self.had_effect = False
         """Whether an actor has accepted a command of it."""
         self.started_s = 0.0

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Boolean, ColumnElement, Connection, exists, func, literal_column, or_, select
 
-from holdfast.ledger.cells import Cells
+from holdfast.ledger.cells import CELLS_MAX, Cells
 from holdfast.ledger.values import place_of
 from holdfast.persistence.records.tables import account_moves, accounts, given_emails
 
@@ -83,6 +83,17 @@ def cell_given_email(rows: Connection, email: str) -> int | None:
     """Return the cell that an e-mail address of this one was given to."""
     of_email = given_emails.c.email_sha256 == sha256_of_email(email)
     return rows.scalar(select(given_emails.c.cell).where(of_email))
+
+
+def find_unlisted(rows: Connection, cells: Cells) -> list[int]:
+    """Return the cells to which addresses of this one were given, and that are not in the list.
+
+    A process with a newer list has done that, and what this one does not find may be there.
+    """
+    numbers = func.generate_series(1, CELLS_MAX).column_valued("number")
+    is_given = exists().where(given_emails.c.cell == numbers)
+    listed = [cell.number for cell in cells.all]
+    return [*rows.execute(select(numbers).where(numbers.not_in(listed), is_given)).scalars()]
 
 
 def find_email(rows: Connection, email: str) -> FoundEmail:

@@ -56,6 +56,8 @@ given_emails = table(
     ["email_sha256"],
     # The e-mail addresses, of a former range of this cell, that were given to the cell that has the range now.
     *columns(email_sha256=bytes, cell=Int16, at=datetime),
+    # Finds a cell that is not in a process's list.
+    index("ix_given_emails_cell", "cell"),
 )
 
 moving_rows = table(

@@ -25,6 +25,7 @@ from holdfast.actors.account.messages import (
 from holdfast.actors.runtime.faults import AccountAway
 from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, order_not_found, write_order
 from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.forwarding import ANSWER_S, forward_to_each
 from holdfast.http.kit.other_cells import require_here, require_place
 from holdfast.http.kit.refused_callbacks import SENDER_ERRORS, count_refused, refused_signature
@@ -39,12 +40,13 @@ from holdfast.http.schemas.payments import (
     render_order,
 )
 from holdfast.ledger.api_keys import ORDERS_WRITE
+from holdfast.ledger.cells import Cells
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.top_ups import AutoTopUp, SavedCard
 from holdfast.ledger.orders.transitions import can_expire
 from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
 from holdfast.ledger.values import MICRO, format_amount, is_id, place_carried_by, place_of
-from holdfast.persistence.queries.moves import has_departed_since
+from holdfast.persistence.queries.moves import find_unlisted, has_departed_since
 from holdfast.persistence.queries.orders import order_of_account, order_of_event, top_up_of_account
 from holdfast.providers.card.base import (
     CardFault,
@@ -238,10 +240,8 @@ async def _receive_event(call: Call) -> Outcome:
         applied = await forward_to_each(deps, call.request, EventIgnored)
         if applied is not None:
             return applied
-        if deps.cells is not None and await deps.database.read(
-            partial(has_departed_since, since=timedelta(seconds=ANSWER_S))
-        ):
-            raise AccountAway("the order may be of an account that was moved while the cells were asked")
+        if deps.cells is not None:
+            await _require_all_asked(deps, deps.cells)
     if order is None:
         if event.order_id is not None:
             await require_here(deps, call.request, place_carried_by(event.order_id))
@@ -250,6 +250,14 @@ async def _receive_event(call: Call) -> Outcome:
     command = ReceivePaymentEvent(order_id=order.order_id, event=event, body=stored_body)
     reply = await call.ask(deps.accounts.ref(order.account_id), command)
     return reply if isinstance(reply, Refusal) else payment_order_body(reply.order)
+
+
+async def _require_all_asked(deps: Dependencies, cells: Cells) -> None:
+    """Raise :class:`AccountAway` if there is a cell that was not asked for an order when it had it."""
+    if await deps.database.read(partial(has_departed_since, since=timedelta(seconds=ANSWER_S))):
+        raise AccountAway("the order may be of an account that was moved while the cells were asked")
+    if await deps.database.read(partial(find_unlisted, cells=cells)):
+        raise AccountAway("the order may be in a cell that is not in this process's list")
 
 
 async def _save_card(call: Call, card: CardPayments, setup: SavedByCustomer) -> Refusal | AutoTopUp | None:

@@ -23,6 +23,7 @@ create table given_emails (
     at timestamptz not null,
     constraint pk_given_emails primary key (email_sha256)
 );
+create index ix_given_emails_cell on given_emails (cell);
 
 create table moving_rows (
     account_id text not null,
