@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from tests.clients import until
 from tests.haproxy_process import Proxy, haproxy
+from tests.reserved_ports import reserve_port
 
 from holdfast.ledger.cells import Cells
 from holdfast.settings.settings import load_settings
@@ -43,12 +44,16 @@ class RunningCells:
         """Return host and port of a cell, which is the name of its server in HAProxy."""
         return f"127.0.0.1:{self.services[number - 1].environment['HOLDFAST_PORT']}"
 
+    def operators_url_of(self, number: int) -> str:
+        """Return where operators call a cell: a port of their own."""
+        return f"http://127.0.0.1:{self.services[number - 1].environment['HOLDFAST_OPS_PORT']}"
+
     def list_cells(self, ranges: Sequence[Ranges]) -> None:
         """Write the list of so many cells, each with its places, and the e-mail addresses of the same."""
         lines = []
         for number, each in enumerate(ranges, 1):
-            url = f"http://{self.address_of(number)}"
-            lines.append(f'[[cell]]\nnumber = {number}\nurl = "{url}"\noperators_url = "{url}"\n')
+            url, operators_url = f"http://{self.address_of(number)}", self.operators_url_of(number)
+            lines.append(f'[[cell]]\nnumber = {number}\nurl = "{url}"\noperators_url = "{operators_url}"\n')
             lines += [f'{name} = "{each.now}"\n' for name in ("places", "emails")]
             lines += [f'former_{name} = "{each.former}"\n' for name in ("places", "emails")]
         self.listed.write_text("".join(lines))
@@ -131,6 +136,8 @@ def running_cells(
         Service(folder, CELL=str(number), RECEIPT_PREFIX=f"C{number}-", **common)
         for number, folder in enumerate(folders[:-1], 1)
     ]
+    for each in services:
+        each.environment["HOLDFAST_OPS_PORT"] = str(reserve_port(each))
     servers = [f"127.0.0.1:{each.environment['HOLDFAST_PORT']}" for each in services[: len(ranges)]]
     try:
         with haproxy(folders[-1] / "haproxy", servers, listening, cells=len(ranges)) as proxy:

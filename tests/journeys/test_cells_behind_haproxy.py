@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
+from html import unescape
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -65,6 +68,17 @@ def email_of(cell: Cell) -> str:
     """Return a new e-mail address whose account is in a cell."""
     emails = (f"customer-{number}@example.com" for number in NUMBERS)
     return next(each for each in emails if any(place_of(each) in places for places in cell.emails))
+
+
+def operators_of(cells: RunningCells, number: int) -> httpx2.AsyncClient:
+    """Return a client of a cell's port for operators."""
+    return loopback_client(base_url=cells.operators_url_of(number), timeout=60)
+
+
+async def shown_cells(cells: RunningCells, at: int) -> list[dict[str, Any]]:
+    """Return what a cell says of all."""
+    async with operators_of(cells, at) as operators:
+        return list(ok(await operators.get("/ops/api/cells", headers=OPERATORS))["data"])
 
 
 @pytest.fixture
@@ -140,7 +154,7 @@ async def test_accounts_are_spread_and_served_at_every_cell(
 
         ok(await customer.as_key("GET", path))
         assert set(await until(logged)) == {cells.address_of(number)}
-    shown = ok(await http[2].get("/ops/api/cells", headers=OPERATORS))["data"]
+    shown = await shown_cells(cells, 2)
     assert [(each["number"], each["is_this"], each["members"]) for each in shown] == [
         (1, False, 1),
         (2, True, 1),
@@ -150,8 +164,52 @@ async def test_accounts_are_spread_and_served_at_every_cell(
     audit(cells, tmp_path, 1, 2, 3)
 
 
+async def sign_in_at(operators: httpx2.AsyncClient) -> dict[str, str]:
+    """Sign in by the page of a cell, and return what a browser then sends there."""
+    origin = str(operators.base_url).rstrip("/")
+    form = {"token": OPERATOR_TOKEN, "return_to": "/ops/cells"}
+    answer = await operators.post("/ops/sign-in", data=form, headers={"Origin": origin})
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/ops/cells"), answer.text
+    return {"Cookie": answer.headers["Set-Cookie"].partition(";")[0]}
+
+
+def links_to_cells(page: httpx2.Response) -> list[str]:
+    """Return what a page links to at the addresses of cells."""
+    assert page.status_code == 200, page.text
+    return [unescape(each) for each in re.findall(r'href="(http[^"]+)"', page.text)]
+
+
+async def test_operators_go_from_cell_to_cell_at_ports_of_their_own(
+    cells: RunningCells,
+    http: list[httpx2.AsyncClient],
+    new_customer: NewCustomer,
+) -> None:
+    for door in http[:4]:
+        for path in ("/ops/api/cells", "/ops/cells", "/metrics"):
+            refused(await door.get(path, headers=OPERATORS), 404, "route_not_found")
+    urls = [cells.operators_url_of(number) for number in (1, 2, 3)]
+    customers = [await new_customer(number) for number in (1, 2, 3)]
+    async with AsyncExitStack() as stack:
+        operators = [await stack.enter_async_context(operators_of(cells, number)) for number in (1, 2, 3)]
+        signed_in = [await sign_in_at(each) for each in operators]
+        for here, (door, headers) in enumerate(zip(operators, signed_in, strict=True)):
+            refused(await door.get("/v2/models"), 404, "route_not_found")
+            assert links_to_cells(await door.get("/ops/cells", headers=headers)) == [f"{url}/ops" for url in urls]
+            for there, customer in enumerate(customers):
+                for sought in (customer.account_id, customer.email):
+                    found = await door.get("/ops/find", params={"q": sought}, headers=headers)
+                    if there != here:
+                        [link] = links_to_cells(found)
+                        assert link.startswith(urls[there])
+                        found = await operators[there].get(link, headers=signed_in[there])
+                    assert found.headers["Location"] == f"/ops/accounts/{customer.account_id}"
+
+
 async def test_while_a_cell_is_killed_and_restarted_the_others_answer_everything(
-    cells: RunningCells, http: list[httpx2.AsyncClient], new_customer: NewCustomer, tmp_path: Path
+    cells: RunningCells,
+    http: list[httpx2.AsyncClient],
+    new_customer: NewCustomer,
+    tmp_path: Path,
 ) -> None:
     for number in (1, 2, 3):
         await cells.is_mapped(number)
@@ -177,8 +235,16 @@ async def test_while_a_cell_is_killed_and_restarted_the_others_answer_everything
         for door in (http[0], http[1], http[3]):
             answer = await door.post("/v2/control/auth/otp", json={"email": email_of(found)})
             refused(answer, 503, "temporarily_unavailable")
-        shown = ok(await http[1].get("/ops/api/cells", headers=OPERATORS))["data"]
+        shown = await shown_cells(cells, 1)
         assert [each["is_reached"] for each in shown] == [True, False, True]
+        sought = witnesses[1].customer.account_id
+        async with operators_of(cells, 1) as operators:
+            signed_in = await sign_in_at(operators)
+            for path in ("/ops", "/ops/accounts", "/ops/cells"):
+                page = await operators.get(path, headers=signed_in)
+                assert (page.status_code, "away" in page.text) == (200, path == "/ops/cells"), path
+            page = await operators.get(f"/ops/find?q={sought}", headers=signed_in)
+        assert links_to_cells(page) == [f"{cells.operators_url_of(2)}/ops/find?q={sought}"]
         await trio.to_thread.run_sync(killed.start)
         for witness in witnesses:
             await witness.answers(20)
@@ -270,8 +336,52 @@ async def test_an_account_moves_under_load_behind_haproxy(
     audit(cells, tmp_path, 1, 2, 3)
 
 
+class Newcomers:
+    """People with addresses that the fourth cell gets, who sign up at each door while it is added."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, tuple[str, str]] = {}
+        self.codes: set[str] = set()
+        self.is_stopping = False
+
+    async def join(self, at: httpx2.AsyncClient, doors: Sequence[httpx2.AsyncClient]) -> None:
+        """Sign up one after the other, and read each account at each door."""
+        while not self.is_stopping:
+            email = next(
+                each for each in (f"new-{number}@example.com" for number in NUMBERS) if place_of(each) in GIVEN
+            )
+            with suppress(httpx2.TransportError):
+                sent = await self._answered(at.post("/v2/control/auth/otp", json={"email": email}))
+                if sent is not None:
+                    proof = {"email": email, "otp_id": sent["otp_id"], "otp": sent["debug_otp"]}
+                    begun = await self._answered(at.post("/v2/control/auth/verify", json=proof))
+                    if begun is not None:
+                        self.sessions[email] = begun["account_id"], begun["session"]["token"]
+            for door in doors if email in self.sessions else ():
+                with suppress(httpx2.TransportError):
+                    await self.read(email, door)
+            await trio.sleep(0.1)
+
+    async def read(self, email: str, door: httpx2.AsyncClient) -> dict[str, Any] | None:
+        """Read the account of an address."""
+        headers = {"Authorization": f"Bearer {self.sessions[email][1]}"}
+        found = await self._answered(door.get("/v2/control/account", headers=headers))
+        assert found is None or found["account_id"] == self.sessions[email][0]
+        return found
+
+    async def _answered(self, asked: Awaitable[httpx2.Response]) -> dict[str, Any] | None:
+        answer = await asked
+        if answer.status_code == 503:
+            self.codes.add(code_of(answer))
+            return None
+        return ok(answer)
+
+
 async def test_a_fourth_cell_is_added_to_the_running_service(
-    cells: RunningCells, http: list[httpx2.AsyncClient], new_customer: NewCustomer, tmp_path: Path
+    cells: RunningCells,
+    http: list[httpx2.AsyncClient],
+    new_customer: NewCustomer,
+    tmp_path: Path,
 ) -> None:
     for number in (1, 2, 3):
         await cells.is_mapped(number)
@@ -281,6 +391,7 @@ async def test_a_fourth_cell_is_added_to_the_running_service(
         early = await new_customer(1)
     for customer in (early, *(each.customer for each in witnesses)):
         await customer.recharge(CREDIT)
+    mover, newcomers = await new_customer(1), Newcomers()
     async with trio.open_nursery() as nursery:
         for witness in witnesses:
             nursery.start_soon(witness.work)
@@ -293,7 +404,16 @@ async def test_a_fourth_cell_is_added_to_the_running_service(
             assert witness.turned_away == []
             # One is in progress.
             assert len(witness.keys) - len(witness.created) <= 1
+        for door in http:
+            nursery.start_soon(newcomers.join, door, http)
         for number in (1, 2, 3):
+            if number == 2:
+                # The other processes do not know the cell that it goes to.
+                there = cells.write_env(4, tmp_path)
+                move = partial(cells.run, "move-account", mover.account_id, "--to", str(there))
+                assert (await trio.to_thread.run_sync(move)).endswith(f"{mover.account_id} is in cell 4\n")
+                for door in http:
+                    ok(await replace(mover, http=door).as_session("GET", "/v2/control/account"))
             for witness in witnesses:
                 await witness.answers(5)
             others = [each for each in witnesses if each is not witnesses[number - 1]]
@@ -304,8 +424,18 @@ async def test_a_fourth_cell_is_added_to_the_running_service(
         for witness in witnesses:
             await witness.answers(5)
             witness.is_stopping = True
+        newcomers.is_stopping = True
     for witness in witnesses:
         await witness.hold_to_it()
+    assert newcomers.codes <= {"account_moving", "temporarily_unavailable"}
+    # Both cells have opened accounts; each is found everywhere, and by its address.
+    assert {place_of(account_id) in GIVEN for account_id, _ in newcomers.sessions.values()} == {False, True}
+    for number, (email, (account_id, _)) in enumerate(newcomers.sessions.items()):
+        for door in http:
+            assert await newcomers.read(email, door)
+        again = Customer(http[number % len(http)], email=email)
+        await again.sign_in()
+        assert again.account_id == account_id
     # What was opened in its places before is found where it is, and new accounts are here.
     again = Customer(http[0], email=early.email)
     await again.sign_in()
@@ -317,6 +447,6 @@ async def test_a_fourth_cell_is_added_to_the_running_service(
     await cells.is_mapped(4)
     for door in http:
         ok(await replace(late, http=door).as_session("GET", "/v2/control/account"))
-    shown = ok(await http[4].get("/ops/api/cells", headers=OPERATORS))["data"]
+    shown = await shown_cells(cells, 4)
     assert [(each["number"], each["is_reached"]) for each in shown] == [(1, True), (2, True), (3, True), (4, True)]
     audit(cells, tmp_path, 1, 2, 3, 4)

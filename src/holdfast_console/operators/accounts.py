@@ -99,6 +99,9 @@ async def find(visit: Visit) -> ViewResult:
     if found.data:
         pages = [_page_of(each) for each in found.data]
         return Html("find.html", {"found": found.data, "pages": pages, "sought": sought, "most": int(ROWS_SHOWN)})
+    cells = visit.call.deps.cells
+    if cells is not None and cells.others:
+        return Html("elsewhere.html", {"sought": sought, "elsewhere": cells.others})
     return Refusal(
         code="account_not_found",
         message=f"Nothing is found by {shown(sought)}. Give a whole id, the number of a receipt, "
