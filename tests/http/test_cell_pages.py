@@ -105,7 +105,7 @@ async def test_what_belongs_to_another_cell_leads_to_it(api: Api, browser: PageR
         assert link == f"{there}/ops/find?q={quote(sought)}"
         assert link in (await browser.read(f"/ops/follow?id={quote(sought)}")).links
     # Of what carries no place each cell knows its own alone.
-    for sought in ("nobody", "R-999999", "hk_test_unknown"):
+    for sought in ("unknown", "R-999999", "hk_test_unknown"):
         page = await browser.read(f"/ops/find?q={sought}")
         assert [each for each in page.links if each.startswith("http")] == [f"{there}/ops/find?q={sought}"]
     # What came from there is here, and what went there is not.
