@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from holdfast.actors.account.messages import CreateTask, StopMail
+from holdfast.actors.sign_in.messages import AddressGiven
 from holdfast.actors.task.messages import ReceiveProviderUpdate, TaskReply
 from holdfast.http.kit.credentials import KnownKey, mint_api_key
-from holdfast.http.kit.forwarding import MARK
+from holdfast.http.kit.forwarding import MARK, Clients
 from holdfast.ledger.api_keys import SCOPES
 from holdfast.ledger.cells import Cell, Cells
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.values import new_id_at, place_of
+from holdfast.ledger.values import PLACES, new_id_at, place_of
 from holdfast.persistence.queries.moves import Away
 from holdfast.providers.signatures import sign
 from holdfast.sockets.listening import SlotSockets, Sockets
 from holdfast.telemetry.reports.reporter import Reporter
 from holdfast.wiring.http_server import HttpServer
 
-from .cell_stages import HALVES, account_in, email_in, move_away, unsubscribe_path
+from .cell_stages import AWAY, HALVES, account_in, cells, email_in, move_away, unsubscribe_path
 from .identities import NOW
 from .stage import Stage
 
@@ -141,15 +143,40 @@ async def test_cells_with_different_clocks_send_a_request_on_once(two: tuple[Sta
     assert first.sign_ins.asked == second.sign_ins.asked == []
 
 
-async def test_an_operator_signs_in_at_the_cell_of_the_address(two: tuple[Stage, Stage]) -> None:
-    first, _ = two
-    tried = {"email": email_in(2), "otp_id": "otp_1", "otp": "123456"}
-    response = await first.http.post(
-        "/ops/api/session/verify", json=tried, headers={"Sec-Fetch-Site": "same-origin"}
-    )
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_email")
-    assert response.json()["error"]["message"].startswith("This is of cell 2; its operators' address is http://127")
+async def test_an_operators_code_is_checked_by_the_cell_of_the_address(
+    two: tuple[Stage, Stage],
+) -> None:
+    first, second = two
+    email, headers = email_in(2), {"Sec-Fetch-Site": "same-origin", "X-Forwarded-For": "203.0.113.7"}
+    sent = await first.http.post("/ops/api/session/code", json={"email": email}, headers=headers)
+    assert (sent.status_code, sent.json()["otp_id"]) == (200, "otp_1")
+    assert [key for key, _ in second.sign_ins.asked] == ["origin:203.0.113.7", f"email:{email}"]
+    tried = {"email": email, "otp_id": "otp_1", "otp": "123456"}
+    answer = await first.http.post("/ops/api/session/verify", json=tried, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_otp")
     assert first.sign_ins.asked == []
+    await first.deps.state(Clients).close()
+    first.change(cells=cells(1, AWAY, AWAY))
+    for path, body in (("code", {"email": email}), ("verify", tried)):
+        answer = await first.http.post(f"/ops/api/session/{path}", json=body, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "temporarily_unavailable")
+
+
+async def test_an_operator_signs_in_where_cells_had_the_address(
+    two: tuple[Stage, Stage],
+) -> None:
+    first, second = two
+    assert first.deps.cells is not None
+    one, other = first.deps.cells.all
+    listed = [replace(one, emails=(range(PLACES),)), replace(other, emails=(), former_emails=HALVES[1])]
+    for number, each in enumerate(two, 1):
+        each.change(cells=Cells(number, listed))
+    email, headers = email_in(2), {"Sec-Fetch-Site": "same-origin"}
+    second.sign_ins.answer = AddressGiven()
+    for here in two:
+        sent = await here.http.post("/ops/api/session/code", json={"email": email}, headers=headers)
+        assert (sent.status_code, sent.json()["otp_id"]) == (200, "otp_1"), sent.text
+    assert [key for key, _ in first.sign_ins.asked] == ["origin:127.0.0.1", f"email:{email}"] * 2
 
 
 async def test_one_database_needs_no_look_at_the_place(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,10 @@ def normalise_email(text: str) -> str | None:
     return f"{local}@{domain}"
 
 
+CODE_PATH: Final = "/v2/control/auth/otp"
+VERIFY_PATH: Final = "/v2/control/auth/verify"
+SESSION_PATH: Final = "/v2/control/session"
+
 route = RouteTable("Sign-in")
 
 _CODE = re.compile(r"[0-9]{6}", re.ASCII)
@@ -65,7 +69,7 @@ _CODE = re.compile(r"[0-9]{6}", re.ASCII)
 
 @route(
     "POST",
-    "/v2/control/auth/otp",
+    CODE_PATH,
     summary="Send a one-time code: to an e-mail address, to sign in or to register",
     body=CodeRequest,
     reply=CodeSent,
@@ -106,7 +110,7 @@ async def send_code(call: Call, email: str, issued: CodeIssued, use: CodeUse = "
 
 @route(
     "POST",
-    "/v2/control/auth/verify",
+    VERIFY_PATH,
     summary="Exchange the code for a session token; the first sign-in creates the account",
     body=VerifyRequest,
     reply=Verified,
@@ -156,7 +160,7 @@ async def sign_in_by_code(call: Call, email: str, tried: VerifyRequest) -> Signe
 
 @route(
     "GET",
-    "/v2/control/session",
+    SESSION_PATH,
     summary="Retrieve the session",
     auth=Auth.SESSION,
     reply=SessionContext,
@@ -168,7 +172,7 @@ async def read_session(call: Call) -> Outcome:
 
 @route(
     "DELETE",
-    "/v2/control/session",
+    SESSION_PATH,
     summary="Sign out: end the session and invalidate its token",
     auth=Auth.SESSION,
     reply=SignedOutBody,

@@ -30,6 +30,7 @@ from holdfast.http.kit.calls import BY_BEARER
 from holdfast.http.kit.client_address import client_address
 from holdfast.http.kit.credentials import place_of_credential
 from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.errors import ErrorResponse
 from holdfast.http.kit.extensions import ServedPage
 from holdfast.http.kit.other_cells import (
     Hop,
@@ -69,7 +70,8 @@ CLOSE_S: Final = 1.0
 _CONNECTION: Final = frozenset(
     {b"connection", b"expect", b"host", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 )
-_REPLACED: Final = frozenset({b"forwarded", b"x-forwarded-for", MARK.lower().encode()})
+_MARK: Final = MARK.lower().encode()
+_REPLACED: Final = frozenset({b"forwarded", b"x-forwarded-for", _MARK})
 """The headers that say who calls; the client's own say nothing."""
 _OWN: Final = frozenset({b"x-request-id", b"traceresponse", LISTED.lower().encode()})
 _SESSION: Final = re.compile(r"\bhst_[A-Za-z0-9_-]{43}", re.ASCII)
@@ -242,10 +244,6 @@ async def _serve_operator(route: Route | ServedPage, serve: Callable[[], Awaitab
         return await serve()
     except AccountAway:
         return _refused(route, ACCOUNT_MOVING)
-    except OfAnotherCell as found:
-        [cell, *_] = found.cells
-        message = f"This is of cell {cell.number}; its operators' address is {cell.operators_url}."
-        return _refused(route, Refusal(code="invalid_email", message=message, param="email"))
 
 
 async def _serve_here(
@@ -283,33 +281,23 @@ async def forward(deps: Dependencies, request: HoldfastRequest, cell: Cell, hop:
         return _DISAGREE
     if request.had_effect or request.is_body_gone:
         return _UNKNOWN
-    clients = deps.state(Clients)
-    if not clients.admit(cell):
-        return _AWAY
-    client = clients.client_for(cell, deps.settings.waiting_max)
-    url = httpx2.URL(cell.url).copy_with(raw_path=_target(request))
-    headers = _headers(deps, request, cell, hop)
     content = _parts(request) if _is_sent_once(request) else request.kept_body
     # The connection may have been closed while it was kept for the next request.
     tries = 2 if content is request.kept_body and (request.method in _READING or request.sent[_KEY]) else 1
-    while True:
-        tries -= 1
-        try:
-            answer = await client.send(
-                httpx2.Request(
-                    request.method, url, headers=headers, content=content, extensions=clients.extensions(cell)
-                ),
-                stream=True,
-            )
-        except _UNREACHED as fault:
-            clients.note(cell, type(fault).__name__)
-            return _AWAY
-        except httpx2.HTTPError as fault:
-            if tries and isinstance(fault, httpx2.NetworkError | httpx2.RemoteProtocolError):
-                continue
-            log.warning("a cell's answer was lost", cell=cell.number, reason=type(fault).__name__)
-            return _UNKNOWN
-        break
+    answer = await _send(
+        deps,
+        cell,
+        httpx2.Request(
+            request.method,
+            httpx2.URL(cell.url).copy_with(raw_path=_target(request)),
+            headers=_headers(deps, request, cell, hop),
+            content=content,
+            extensions=deps.state(Clients).extensions(cell),
+        ),
+        tries=tries,
+    )
+    if isinstance(answer, Refusal):
+        return answer
     request.lists_differ |= answer.headers.get(LISTED) != _listed(deps)
     if answer.status_code == _MISDIRECTED:
         await answer.aclose()
@@ -326,6 +314,69 @@ async def forward(deps: Dependencies, request: HoldfastRequest, cell: Cell, hop:
     if request.method == "HEAD":
         await answer.aclose()
     return response
+
+
+async def _send(
+    deps: Dependencies, cell: Cell, sent: httpx2.Request, *, tries: int = 1
+) -> httpx2.Response | Refusal:
+    """Return the head of a cell's answer. Refuses with ``temporarily_unavailable`` if there is none."""
+    clients = deps.state(Clients)
+    if not clients.admit(cell):
+        return _AWAY
+    client = clients.client_for(cell, deps.settings.waiting_max)
+    while True:
+        tries -= 1
+        try:
+            return await client.send(sent, stream=True)
+        except _UNREACHED as fault:
+            clients.note(cell, type(fault).__name__)
+            return _AWAY
+        except httpx2.HTTPError as fault:
+            if tries and isinstance(fault, httpx2.NetworkError | httpx2.RemoteProtocolError):
+                continue
+            log.warning("a cell's answer was lost", cell=cell.number, reason=type(fault).__name__)
+            return _UNKNOWN
+
+
+async def ask_for_operator(
+    deps: Dependencies,
+    request: HoldfastRequest,
+    found: OfAnotherCell,
+    method: str,
+    path: str,
+    *,
+    body: msgspec.Struct | None = None,
+    token: str | None = None,
+) -> bytes | Refusal | None:
+    """Call a customers' endpoint for an operator where it is to be answered, and return the body of a success.
+
+    None if no cell has what it names. Refuses as the endpoint does, and as :func:`forward` does.
+    """
+    for cell, hop in found.asked:
+        mark = _mark(deps, cell, method, path.encode(), hop)
+        headers = [*_reported(deps, request), (_MARK, mark.encode())]
+        if token is not None:
+            headers.append((b"authorization", f"Bearer {token}".encode()))
+        if body is not None:
+            headers.append((b"content-type", b"application/json"))
+        content = None if body is None else msgspec.json.encode(body)
+        extensions = deps.state(Clients).extensions(cell)
+        sent = httpx2.Request(method, cell.url + path, headers=headers, content=content, extensions=extensions)
+        answer = await _send(deps, cell, sent)
+        if isinstance(answer, Refusal):
+            return answer
+        async with _body_of(answer) as parts:
+            if answer.status_code == _MISDIRECTED:
+                continue
+            try:
+                content = await read_answer(parts)
+                if answer.status_code == 200:
+                    return content
+                error = msgspec.json.decode(content, type=ErrorResponse).error
+            except LOST:
+                return _UNKNOWN
+        return Refusal(code=error.code, message=error.message, param=error.param)
+    return None
 
 
 async def _ask_in_turn(
@@ -432,21 +483,26 @@ async def _parts(request: HoldfastRequest) -> AsyncIterator[bytes]:
 
 
 def _headers(deps: Dependencies, request: HoldfastRequest, cell: Cell, hop: Hop) -> list[tuple[bytes, bytes]]:
-    settings = deps.settings
     kept = [each for each in request.scope["headers"] if each[0] not in _CONNECTION | _REPLACED]
+    mark = _mark(deps, cell, request.method, _target(request), hop)
+    host = httpx2.URL(cell.url).netloc
+    return [(b"host", host), *kept, *_reported(deps, request), (_MARK, mark.encode())]
+
+
+def _reported(deps: Dependencies, request: HoldfastRequest) -> list[tuple[bytes, bytes]]:
+    """Return the header that reports the client's address, if that is known."""
+    settings = deps.settings
     peer = request.scope.get("client")
     reported = request.headers.getlist(settings.proxy_header)
     address = client_address(
         str(peer[0]) if peer else None, reported, settings.trusted_proxies, header=settings.proxy_header
     )
-    if address is not None and settings.proxy_header == "Forwarded":
+    if address is None:
+        return []
+    if settings.proxy_header == "Forwarded":
         shown = f'"[{address}]"' if address.version == 6 else str(address)
-        kept.append((b"forwarded", f"for={shown}".encode()))
-    elif address is not None:
-        kept.append((b"x-forwarded-for", str(address).encode()))
-    mark = _mark(deps, cell, request.method, _target(request), hop)
-    host = httpx2.URL(cell.url).netloc
-    return [(b"host", host), *kept, (MARK.lower().encode(), mark.encode())]
+        return [(b"forwarded", f"for={shown}".encode())]
+    return [(b"x-forwarded-for", str(address).encode())]
 
 
 def _target(request: HoldfastRequest) -> bytes:
@@ -460,7 +516,7 @@ def _hop_of(deps: Dependencies, request: HoldfastRequest) -> int | None:
     None if its signature is not valid: as a client's own, a request could go between two cells without end.
     """
     assert deps.cells is not None
-    sent, own = ",".join(request.sent[MARK.lower().encode()]), deps.cells.own
+    sent, own = ",".join(request.sent[_MARK]), deps.cells.own
     method, target = request.method, _target(request)
     if not sent:
         return 0

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from holdfast.actors.account.messages import SignOut
 from holdfast.http.endpoints.operators.processes import ask_all
-from holdfast.http.endpoints.sign_in import read_email, request_code, sign_in_by_code
+from holdfast.http.endpoints.sign_in import (
+    CODE_PATH,
+    SESSION_PATH,
+    VERIFY_PATH,
+    read_email,
+    request_code,
+    sign_in_by_code,
+)
 from holdfast.http.kit.actions import OperatorRoutes
 from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.forwarding import ask_for_operator
 from holdfast.http.kit.operator_access import begin_session, end_session, sign_in_by_token
 from holdfast.http.kit.operators import (
     NOT_AN_OPERATOR,
@@ -21,8 +31,9 @@ from holdfast.http.kit.operators import (
     refuse_cross_origin,
     role_of,
 )
+from holdfast.http.kit.other_cells import OfAnotherCell
 from holdfast.http.kit.routes import BodyResponse, Outcome
-from holdfast.http.schemas.common import CodeRequest, CodeSent, VerifyRequest
+from holdfast.http.schemas.common import CodeRequest, CodeSent, Verified, VerifyRequest
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.messages import EndSession
 
@@ -85,7 +96,18 @@ async def sign_in_with_token(call: Call) -> Outcome:
 )  # fmt: skip
 async def request_operator_code(call: Call) -> Outcome:
     """Every caller gets what an operator gets, also the mail, so that nothing tells who is one."""
-    return _refuse_cross_origin(call) or await request_code(call)
+    refusal = _refuse_cross_origin(call)
+    if refusal is not None:
+        return refusal
+    try:
+        return await request_code(call)
+    except OfAnotherCell as found:
+        wanted = call.body(CodeRequest)
+        sent = await ask_for_operator(call.deps, call.request, found, "POST", CODE_PATH, body=wanted)
+    if sent is None:
+        call.request.is_settled = True
+        return await request_code(call)
+    return sent if isinstance(sent, Refusal) else msgspec.json.decode(sent, type=CodeSent)
 
 
 @route(
@@ -100,7 +122,7 @@ async def request_operator_code(call: Call) -> Outcome:
     ),
 )  # fmt: skip
 async def sign_in_with_code(call: Call) -> Outcome:
-    """The account's own session, which a code begins, ends at once."""
+    """The account's own session, which a code begins, ends at once. The address may be of another cell."""
     refusal = _refuse_cross_origin(call)
     if refusal is not None:
         return refusal
@@ -108,10 +130,9 @@ async def sign_in_with_code(call: Call) -> Outcome:
     email = read_email(tried.email)
     if isinstance(email, Refusal):
         return email
-    signed_in = await sign_in_by_code(call, email, tried)
-    if isinstance(signed_in, Refusal):
-        return signed_in
-    call.deps.accounts.ref(signed_in.account_id).tell(SignOut(signed_in.session_id))
+    refusal = await _verify_code(call, email, tried)
+    if refusal is not None:
+        return refusal
     # Only after the code: it is the owner of the address who learns this.
     if role_of(email, call.deps.settings) is None:
         return NOT_AN_OPERATOR
@@ -149,6 +170,30 @@ async def sign_operator_out(call: Call) -> Outcome:
         OperatorSessionEnded(signed_out=cookie is not None),
         headers=(OPERATOR_COOKIE.end_header(call.deps.settings),),
     )
+
+
+async def _verify_code(call: Call, email: str, tried: VerifyRequest) -> Refusal | None:
+    """Have a code checked by the cell of its address, and the session that it begins ended."""
+    try:
+        return await _verify_code_here(call, email, tried)
+    except OfAnotherCell as found:
+        ask = partial(ask_for_operator, call.deps, call.request, found)
+        answer = await ask("POST", VERIFY_PATH, body=tried)
+        if isinstance(answer, bytes):
+            begun = msgspec.json.decode(answer, type=Verified)
+            # One that cannot be ended now ends by itself.
+            await ask("DELETE", SESSION_PATH, token=begun.session.token)
+            return None
+    call.request.is_settled = True
+    return answer or await _verify_code_here(call, email, tried)
+
+
+async def _verify_code_here(call: Call, email: str, tried: VerifyRequest) -> Refusal | None:
+    signed_in = await sign_in_by_code(call, email, tried)
+    if isinstance(signed_in, Refusal):
+        return signed_in
+    call.deps.accounts.ref(signed_in.account_id).tell(SignOut(signed_in.session_id))
+    return None
 
 
 def _refuse_cross_origin(call: Call) -> Refusal | None:
