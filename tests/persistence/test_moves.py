@@ -158,9 +158,9 @@ def open_account(rows: Connection, account_id: str, email: str) -> None:
     rows.execute(
         text(
             "insert into accounts (id, email, role, brand_id, created_at, version, operation_count, balance_micro,"
-            " held_micro, chain_head) values (:id, :email, 'User', 'holdfast', now(), 0, 0, 0, 0, '')"
+            " held_micro, chain_head) values (:id, :email, 'User', 'holdfast', now(), 0, 0, 0, 0, :chain_head)"
         ),
-        {"id": account_id, "email": email},
+        {"id": account_id, "email": email, "chain_head": bytes(32)},
     )
 
 
@@ -477,10 +477,8 @@ def test_a_move_is_remembered_from_its_departure_until_after_its_end(cells: Cell
 
 def test_a_new_account_of_a_closed_ones_address_is_found(cells: Cells) -> None:
     cells.move("acct_ada")
+    close(cells.target, "acct_ada")
     with cells.target.begin():
-        cells.target.execute(
-            text("update accounts set email = 'closed:acct_ada', closed_at = now() where id = 'acct_ada'")
-        )
         open_account(cells.target, "acct_a", "acct_ada@example.com")
         open_account(cells.target, "acct_b", "acct_b@example.com")
     every, none = (range(PLACES),), ()
@@ -488,6 +486,38 @@ def test_a_new_account_of_a_closed_ones_address_is_found(cells: Cells) -> None:
     two = Cell(TARGET, every, none, "http://two", "http://two")
     with cells.target.begin():
         assert find_unreachable(cells.target, AllCells(TARGET, [one, two])) == ["acct_b"]
+
+
+def close(rows: Connection, account_id: str) -> None:
+    """Write what is left of an account that its owner has closed."""
+    with rows.begin():
+        rows.execute(
+            text("update accounts set email = 'closed:' || id, closed_at = now() where id = :id"),
+            {"id": account_id},
+        )
+
+
+def test_an_address_whose_newest_account_came_back_is_not_away(cells: Cells) -> None:
+    email = "acct_ada@example.com"
+
+    def seen(rows: Connection) -> tuple[Away | None, bool]:
+        with rows.begin():
+            is_elsewhere = rows.scalar(select(is_email_elsewhere(email)))
+            return find_moves_of_email(rows, email).away, bool(is_elsewhere)
+
+    cells.move("acct_ada")
+    close(cells.target, "acct_ada")
+    with cells.target.begin():
+        open_account(cells.target, "acct_ada2", email)
+    assert seen(cells.source) == (Away(TARGET, is_closed=False), True)
+    cells.move_back("acct_ada2")
+    close(cells.source, "acct_ada2")
+    assert seen(cells.source) == (None, False)
+    assert seen(cells.target) == (Away(SOURCE, is_closed=False), True)
+    with cells.source.begin():
+        open_account(cells.source, "acct_ada3", email)
+    cells.move("acct_ada3")
+    assert seen(cells.source) == (Away(TARGET, is_closed=False), True)
 
 
 def test_what_does_not_cancel_between_cells_is_found(cells: Cells) -> None:

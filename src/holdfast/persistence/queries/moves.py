@@ -46,21 +46,28 @@ _IS_KNOWN = literal_column("account_moves.state in ('closed', 'moved', 'arrived'
 
 def find_moves_of_place(rows: Connection, place: int) -> FoundMoves:
     """Return what is known of the moves of a place's accounts."""
-    return _moves(rows, account_moves.c.place == place)
-
-
-def find_moves_of_email(rows: Connection, email: str) -> FoundMoves:
-    """Return what is known of the moves of an e-mail address's accounts."""
-    return _moves(rows, account_moves.c.email_sha256 == sha256_of_email(email))
-
-
-def _moves(rows: Connection, named: ColumnElement[bool]) -> FoundMoves:
     # One row, however many moves there were: each one of an account that comes and goes is kept.
     moves = account_moves.c
     cell = func.max(moves.cell).filter(_IS_AWAY)
     query = select(cell, func.bool_or(moves.state == "closed"), func.bool_or(moves.state == "arrived"))
-    number, is_closed, has_arrived = rows.execute(query.where(named, _IS_KNOWN)).one()
+    number, is_closed, has_arrived = rows.execute(query.where(moves.place == place, _IS_KNOWN)).one()
     return FoundMoves(None if number is None else Away(number, is_closed), bool(has_arrived))
+
+
+def find_moves_of_email(rows: Connection, email: str) -> FoundMoves:
+    """Return what is known of the moves of an e-mail address's accounts.
+
+    It has one after the other, each with a greater id. So only the newest can be away, and others were closed.
+    """
+    query = select(account_moves.c.account_id, account_moves.c.cell, account_moves.c.state)
+    of_email = (account_moves.c.email_sha256 == sha256_of_email(email), _IS_KNOWN)
+    found = rows.execute(query.where(*of_email).order_by(account_moves.c.account_id.desc())).all()
+    away = [
+        Away(row.cell, row.state == "closed")
+        for row in found
+        if row.account_id == found[0].account_id and row.state != "arrived"
+    ]
+    return FoundMoves(away[0] if away else None, any(row.state == "arrived" for row in found))
 
 
 def find_departed(rows: Connection, account_ids: Sequence[str]) -> dict[str, Away]:
@@ -72,9 +79,14 @@ def find_departed(rows: Connection, account_ids: Sequence[str]) -> dict[str, Awa
 
 def is_email_elsewhere(email: str) -> ColumnElement[bool]:
     """SQL: whether the account of an e-mail address was moved away, or the address was given to another cell."""
-    sha256 = sha256_of_email(email)
+    sha256, others = sha256_of_email(email), account_moves.alias("others")
+    of_newer = exists().where(
+        others.c.email_sha256 == sha256,
+        literal_column("others.state in ('closed', 'moved', 'arrived')", Boolean()),
+        others.c.account_id > account_moves.c.account_id,
+    )
     return or_(
-        exists().where(account_moves.c.email_sha256 == sha256, _IS_AWAY),
+        exists().where(account_moves.c.email_sha256 == sha256, _IS_AWAY, ~of_newer),
         exists().where(given_emails.c.email_sha256 == sha256),
     )
 
