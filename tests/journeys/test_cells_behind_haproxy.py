@@ -192,9 +192,7 @@ def links_to_cells(page: httpx2.Response) -> list[str]:
 
 
 async def test_operators_go_from_cell_to_cell_at_ports_of_their_own(
-    cells: RunningCells,
-    http: list[httpx2.AsyncClient],
-    new_customer: NewCustomer,
+    cells: RunningCells, http: list[httpx2.AsyncClient], new_customer: NewCustomer
 ) -> None:
     for door in http[:4]:
         for path in ("/ops/api/cells", "/ops/cells", "/metrics"):
@@ -220,10 +218,7 @@ async def test_operators_go_from_cell_to_cell_at_ports_of_their_own(
 
 
 async def test_while_a_cell_is_killed_and_restarted_the_others_answer_everything(
-    cells: RunningCells,
-    http: list[httpx2.AsyncClient],
-    new_customer: NewCustomer,
-    tmp_path: Path,
+    cells: RunningCells, http: list[httpx2.AsyncClient], new_customer: NewCustomer, tmp_path: Path
 ) -> None:
     for number in (1, 2, 3):
         await cells.is_mapped(number)
@@ -392,10 +387,7 @@ class Newcomers:
 
 
 async def test_a_fourth_cell_is_added_to_the_running_service(
-    cells: RunningCells,
-    http: list[httpx2.AsyncClient],
-    new_customer: NewCustomer,
-    tmp_path: Path,
+    cells: RunningCells, http: list[httpx2.AsyncClient], new_customer: NewCustomer, tmp_path: Path
 ) -> None:
     for number in (1, 2, 3):
         await cells.is_mapped(number)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
@@ -144,9 +144,18 @@ class Clients:
 
         await until(is_enough)
 
-    def stop(self) -> None:
-        """Have each client end."""
-        self.wanted = 0
+
+@asynccontextmanager
+async def working(ada: Customer) -> AsyncIterator[Clients]:
+    """Run the clients of a customer, each of which has created two tasks."""
+    clients = Clients(ada)
+    with trio.fail_after(180):
+        async with trio.open_nursery() as nursery:
+            for lane in range(CLIENTS):
+                nursery.start_soon(clients.work, lane)
+            await clients.turns(2)
+            yield clients
+            clients.wanted = 0
 
 
 @contextmanager
@@ -183,24 +192,18 @@ async def test_an_account_moves_under_load_by_a_command_that_is_ended(
     cells: list[Service], new_customer: NewCustomer, tmp_path: Path
 ) -> None:
     ada = await new_customer(cells[0], credit="5000.00")
-    clients = Clients(ada)
-    with trio.fail_after(180):
-        async with trio.open_nursery() as nursery:
-            for lane in range(CLIENTS):
-                nursery.start_soon(clients.work, lane)
-            await clients.turns(2)
-            for steps in (1, 2, 3):
-                await trio.to_thread.run_sync(partial(move, cells, ada.account_id, steps=steps))
-                if steps == 1:
-                    await clients.turns(1)
-            said = await trio.to_thread.run_sync(run_command, cells, tmp_path, ada.account_id)
-            assert said.endswith(f"{ada.account_id} is in cell 2\n")
-            await clients.turns(3)
-            # It goes back and returns; no response meanwhile says that the key is not valid.
-            for ends in (cells[::-1], cells) * 2:
-                await trio.to_thread.run_sync(partial(move, ends, ada.account_id))
+    async with working(ada) as clients:
+        for steps in (1, 2, 3):
+            await trio.to_thread.run_sync(partial(move, cells, ada.account_id, steps=steps))
+            if steps == 1:
                 await clients.turns(1)
-            clients.stop()
+        said = await trio.to_thread.run_sync(run_command, cells, tmp_path, ada.account_id)
+        assert said.endswith(f"{ada.account_id} is in cell 2\n")
+        await clients.turns(3)
+        # It goes back and returns; no response meanwhile says that the key is not valid.
+        for ends in (cells[::-1], cells) * 2:
+            await trio.to_thread.run_sync(partial(move, ends, ada.account_id))
+            await clients.turns(1)
     assert clients.codes == {"account_moving"}
     await check_end(cells, clients)
     again = await trio.to_thread.run_sync(run_command, cells, tmp_path, ada.account_id)
@@ -217,19 +220,13 @@ async def test_a_process_that_was_frozen_during_a_move_commits_nothing(
     cells: list[Service], new_customer: NewCustomer
 ) -> None:
     ada = await new_customer(cells[0], credit="5000.00")
-    clients = Clients(ada)
-    with trio.fail_after(180):
-        async with trio.open_nursery() as nursery:
-            for lane in range(CLIENTS):
-                nursery.start_soon(clients.work, lane)
-            await clients.turns(2)
-            has_moved = False
-            while not has_moved:
-                # One that was frozen within a transaction holds the account's row, and the move gives up.
-                with frozen(cells[0]), suppress(DatabaseAway):
-                    await trio.to_thread.run_sync(move, cells, ada.account_id)
-                    has_moved = True
-                await clients.turns(1)
-            await clients.turns(2)
-            clients.stop()
+    async with working(ada) as clients:
+        has_moved = False
+        while not has_moved:
+            # One that was frozen within a transaction holds the account's row, and the move gives up.
+            with frozen(cells[0]), suppress(DatabaseAway):
+                await trio.to_thread.run_sync(move, cells, ada.account_id)
+                has_moved = True
+            await clients.turns(1)
+        await clients.turns(2)
     await check_end(cells, clients)

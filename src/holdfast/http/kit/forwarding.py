@@ -4,9 +4,10 @@ A credential or an id in the path names a place, so most requests are sent on be
 its account in its body, and what is missing here, raises :class:`~holdfast.http.kit.other_cells.OfAnotherCell` once
 that is known; its body has been kept for that. Each time a request carries the sender's signature with the reason.
 
-Only the cells in the list are called, at the path that the client asked for. The client's address is reported in
-the header that the settings name, so the cells trust each other's machines as they trust a proxy. A certificate of
-a cell is checked by the authorities of the system, or by those of OpenSSL's ``SSL_CERT_FILE``.
+Only the cells in the list are called, at the path that the client asked for, or at customers' paths for the code of
+an operator. The client's address is reported in the header that the settings name, so the cells trust each other's
+machines as they trust a proxy. A certificate of a cell is checked by the authorities of the system, or by those of
+OpenSSL's ``SSL_CERT_FILE``.
 """
 
 from __future__ import annotations
