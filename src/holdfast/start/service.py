@@ -92,14 +92,14 @@ def within_open_files(settings: Settings) -> Settings:
 
 
 def tune_interpreter() -> None:
-    """Tune the interpreter for one busy event loop beside threads that wait for the database.
+    """Tune the interpreter for one busy event loop beside threads that store files and check rows.
 
     Garbage collection runs less often and leaves out what exists already, which lives as long as the process:
     requests leave few cycles, and traversing thousands of actors every few hundred allocations costs more than it
     frees.
 
-    The switch interval is short: the journal's thread needs the interpreter for microseconds between its waits, and
-    would otherwise wait until the loop is idle, with the database idle too.
+    The switch interval is short: beside a thread that computes, such as one that checks rows, the loop waits that
+    long for the interpreter after each system call.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
