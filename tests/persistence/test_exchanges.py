@@ -10,7 +10,7 @@ import pytest
 from psycopg import errors, pq
 from tests.fresh_databases import FreshDatabases
 
-from holdfast.persistence.journal.exchanges import CHUNK_BYTES, PreparedStatements, copy_all
+from holdfast.persistence.journal.exchanges import CHUNK_BYTES, PreparedStatements, StatementsOutdated, copy_all
 
 ONE = "copy one (id, body) from stdin"
 TWO = "copy two (id) from stdin"
@@ -200,6 +200,32 @@ def test_a_failed_statement_ends_the_transaction_and_later_ones_do_not_run(
     assert names(connection) == 2
     assert prepared.run([(INSERT, ("{1}",)), (SELECT, ("9",)), ("commit", ())])[1] == [(1, False)]
     assert counted(database_url) == (0, 1)
+
+
+@pytest.mark.parametrize("change", ["alter table three alter id type bigint", "deallocate all"])
+def test_statements_that_outlive_their_preparation_are_prepared_again(
+    connection: psycopg.Connection[Any], change: str
+) -> None:
+    connection.execute("create temporary table three (id int)")
+    prepared = PreparedStatements(connection)
+    statements = [("insert into three values (%s)", ("1",)), ("select id from three", ()), ("commit", ())]
+    prepared.run(statements)
+    connection.execute(change)
+    connection.commit()
+    with pytest.raises(StatementsOutdated):
+        prepared.run(statements)
+    connection.rollback()
+    assert prepared.run(statements)[1] == [(1,), (1,)]
+
+
+def test_what_fails_when_it_was_just_prepared_is_not_outdated(connection: psycopg.Connection[Any]) -> None:
+    """Whoever runs outdated statements again would do so for ever."""
+    prepared = PreparedStatements(connection)
+    unsupported = "do $$ begin raise feature_not_supported; end $$"
+    for error in (errors.FeatureNotSupported, StatementsOutdated, errors.FeatureNotSupported):
+        with pytest.raises(error):
+            prepared.run([(unsupported, ())])
+        connection.rollback()
 
 
 @pytest.mark.parametrize(("text", "error"), [("{\ud800}", UnicodeEncodeError), ("{1\0}", psycopg.DataError)])

@@ -364,6 +364,20 @@ def test_a_batch_that_waits_too_long_for_a_table_can_be_repeated(
     assert all_committed(writer.write([unit]))
 
 
+# ---------------------------------------------------------------------------------------------- prepared statements
+
+
+def test_statements_that_are_outdated_break_no_unit(database_url: str, rows: psycopg.Connection[Any]) -> None:
+    kept = Database(database_url).keep_writer()
+    with closing(BatchWriter(kept, now=utc_now)) as writer:
+        [account] = opened(writer)
+        for _ in range(3):
+            assert all_committed(writer.write([account.credit(key=str(account.state.version))]))
+            kept.get().execute("deallocate all")
+            kept.get().commit()
+    assert head(rows, account.account_id) == (3, 300, 3)
+
+
 # ---------------------------------------------------------------------------------------------- the immutable past
 
 

@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, TypeAlias
 
 import psycopg
-from psycopg import pq
+from psycopg import errors, pq
 from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
 from psycopg.waiting import Ready, Wait
@@ -19,6 +19,13 @@ CHUNK_BYTES = 1 << 20
 
 Statement: TypeAlias = tuple[str, Sequence[str]]
 """SQL with ``%s`` for each parameter, and the parameters as text."""
+
+
+class StatementsOutdated(Exception):
+    """The server cannot run a statement as it was prepared: a column has another type, or it was deallocated.
+
+    The transaction has failed. Later runs prepare all statements again.
+    """
 
 
 class PreparedStatements:
@@ -35,8 +42,9 @@ class PreparedStatements:
     def run(self, statements: Sequence[Statement]) -> list[list[tuple[Any, ...]]]:
         """Run ``statements`` in the open transaction, or in one begun here; return the rows of each.
 
-        Raises the server's first error, after which it runs nothing more of them, or, before anything is sent,
-        UnicodeEncodeError or DataError for text that it cannot hold.
+        Raises the server's first error, after which it runs nothing more of them (:class:`StatementsOutdated` if it
+        concerns how an earlier run prepared one), or, before anything is sent, UnicodeEncodeError or DataError for
+        text that it cannot hold.
         """
         pgconn = self.connection.pgconn
         begins = pgconn.transaction_status == pq.TransactionStatus.IDLE
@@ -58,7 +66,7 @@ class PreparedStatements:
         self, pgconn: pq.abc.PGconn, statements: Sequence[tuple[str, list[bytes]]]
     ) -> Generator[Wait, Ready | int, list[pq.abc.PGresult]]:
         new_names: dict[str, bytes] = {}
-        prepared: list[str | None] = []  # the SQL that a request prepares; None for one that runs it
+        requests: list[tuple[str, bool]] = []  # the SQL, and whether the request runs it or prepares it
         pgconn.enter_pipeline_mode()
         for sql, parameters in statements:
             name = self._names.get(sql) or new_names.get(sql)
@@ -66,14 +74,14 @@ class PreparedStatements:
                 self._prepared_count += 1
                 name = new_names[sql] = b"holdfast_%d" % self._prepared_count
                 pgconn.send_prepare(name, _numbered(sql))
-                prepared.append(sql)
+                requests.append((sql, False))
             pgconn.send_query_prepared(name, parameters)
-            prepared.append(None)
+            requests.append((sql, True))
         pgconn.pipeline_sync()
         yield from flushed(pgconn)
         results: list[pq.abc.PGresult] = []
         try:
-            for _ in prepared:
+            for _ in requests:
                 result = yield from _next_result(pgconn)
                 assert result is not None
                 results.append(result)
@@ -85,15 +93,20 @@ class PreparedStatements:
                 raise
         else:
             pgconn.exit_pipeline_mode()
-        for prepares, result in zip(prepared, results, strict=False):
+        for (sql, runs), result in zip(requests, results, strict=False):
             if result.status not in _SUCCEEDED:
-                raise error_from_result(result)
-            if prepares is not None:
-                self._names[prepares] = new_names[prepares]
-        return [result for sql, result in zip(prepared, results, strict=True) if sql is None]
+                error = error_from_result(result)
+                if sql not in new_names and isinstance(error, _OUTDATED):
+                    self._names.clear()
+                    raise StatementsOutdated(str(error)) from error
+                raise error
+            if not runs:
+                self._names[sql] = new_names[sql]
+        return [result for (_, runs), result in zip(requests, results, strict=True) if runs]
 
 
 _SUCCEEDED = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
+_OUTDATED = (errors.FeatureNotSupported, errors.InvalidSqlStatementName)
 
 
 def _encoded(text: str) -> bytes:

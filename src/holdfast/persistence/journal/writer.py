@@ -19,7 +19,7 @@ import psycopg
 from psycopg import errors
 
 from holdfast.ledger.values import Now, new_id
-from holdfast.persistence.journal.exchanges import PreparedStatements, Statement, copy_all
+from holdfast.persistence.journal.exchanges import PreparedStatements, Statement, StatementsOutdated, copy_all
 from holdfast.persistence.journal.statements import Preconditions, draft_of, preconditions_of
 from holdfast.persistence.journal.units import (
     AlreadyReplied,
@@ -137,6 +137,9 @@ class BatchWriter:
             return self._transaction(units, void, waits_for_locks)
         except (ConnectionLost, CommitUnanswered):
             raise
+        except StatementsOutdated:
+            # All are prepared again, and a statement that was just prepared does not raise it.
+            return self._write(units, void=void, waits_for_locks=waits_for_locks)
         except Exception as exc:
             if waits_for_locks and isinstance(exc, errors.LockNotAvailable):
                 return self._write(units, void=void, waits_for_locks=False)
