@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
-from sqlalchemy import Boolean, ColumnElement, Connection, exists, func, literal_column, or_, select
+from sqlalchemy import Boolean, ColumnElement, Connection, and_, exists, func, literal_column, or_, select
 
 from holdfast.ledger.cells import CELLS_MAX, Cells
 from holdfast.ledger.values import place_of
@@ -116,11 +116,16 @@ def find_email(rows: Connection, email: str) -> FoundEmail:
     return FoundEmail(is_here, find_moves_of_email(rows, email), cell_given_email(rows, email))
 
 
-def has_departed_since(rows: Connection, since: timedelta) -> bool:
-    """Whether an account is closed for a move, or was moved away from here within the time."""
+def has_departed_since(rows: Connection, since: timedelta, cells: Cells) -> bool:
+    """Whether an account is closed for a move, or was moved away from here within the time.
+
+    One that was moved to a cell that is not in the list counts for good: who has the list cannot ask that cell.
+    """
     is_recent = account_moves.c.at > func.now() - since
+    listed = [cell.number for cell in cells.all]
+    is_unlisted = and_(account_moves.c.state == "moved", account_moves.c.cell.not_in(listed))
     departed = select(account_moves.c.account_id).where(
-        account_moves.c.direction == "out", or_(account_moves.c.state == "closed", is_recent)
+        account_moves.c.direction == "out", or_(account_moves.c.state == "closed", is_recent, is_unlisted)
     )
     return rows.scalar(select(departed.exists())) is True
 

@@ -254,8 +254,8 @@ async def _receive_event(call: Call) -> Outcome:
 
 async def _require_all_asked(deps: Dependencies, cells: Cells) -> None:
     """Raise :class:`AccountAway` if there is a cell that was not asked for an order when it had it."""
-    if await deps.database.read(partial(has_departed_since, since=timedelta(seconds=ANSWER_S))):
-        raise AccountAway("the order may be of an account that was moved while the cells were asked")
+    if await deps.database.read(partial(has_departed_since, since=timedelta(seconds=ANSWER_S), cells=cells)):
+        raise AccountAway("the order may be of an account that was moved, to a cell that was not asked then")
     if await deps.database.read(partial(find_unlisted, cells=cells)):
         raise AccountAway("the order may be in a cell that is not in this process's list")
 
