@@ -219,7 +219,7 @@ def test_statements_that_outlive_their_preparation_are_prepared_again(
 
 
 def test_what_fails_when_it_was_just_prepared_is_not_outdated(connection: psycopg.Connection[Any]) -> None:
-    """Whoever runs outdated statements again would do so for ever."""
+    """Otherwise the writer, which runs outdated statements again, would do so for ever."""
     prepared = PreparedStatements(connection)
     unsupported = "do $$ begin raise feature_not_supported; end $$"
     for error in (errors.FeatureNotSupported, StatementsOutdated, errors.FeatureNotSupported):
