@@ -238,7 +238,7 @@ def test_text_that_the_server_cannot_hold_is_never_sent(
 
 
 def test_requests_and_responses_larger_than_the_buffers_pass(connection: psycopg.Connection[Any]) -> None:
-    """Both directions fill at once: whoever only sent, or only received, would wait for ever."""
+    """Both directions fill at once: a client that only sent, or only received, would wait for ever."""
     echo = "select %s::text"
     texts = [str(number) * 1_000_000 for number in range(10)]
     found = PreparedStatements(connection).run([(echo, (text,)) for text in texts])
