@@ -21,6 +21,9 @@ def main() -> None:
             from holdfast.start.init_process import run_in_child
 
             run_in_child()
+        from holdfast.start.loading import load_structlog
+
+        load_structlog()
         from holdfast.commands.cli import main as run
 
         run()

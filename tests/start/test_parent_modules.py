@@ -33,15 +33,36 @@ def test_the_parent_imports_no_application_code() -> None:
     assert modules & APPLICATION == set()
 
 
+UNUSED = {"alembic", "cryptography", "fpdf", "obstore", "PIL", "pydantic", "pygments", "requests", "rich"}
+"""What no process of the service has before it is used."""
+
+
 def test_the_service_imports_no_library_before_it_is_used() -> None:
     # As `holdfast serve` does it; the option is refused once it has been read.
     modules = modules_after(
-        "import contextlib, holdfast.start.service\n"
-        "from holdfast.commands.cli import app\n"
-        "with contextlib.suppress(SystemExit): app(['serve', '--processes', '-1'])"
+        "import contextlib\n"
+        "from holdfast.__main__ import main\n"
+        "sys.argv[1:] = ['serve', '--processes', '-1']\n"
+        "with contextlib.suppress(SystemExit): main()\n"
+        "import holdfast.start.service"
     )
     assert "holdfast.providers.card.base" in modules
-    assert modules & {"alembic", "cryptography", "fpdf", "obstore", "PIL", "pydantic", "requests"} == set()
+    assert modules & UNUSED == set()
+
+
+def test_a_worker_imports_no_library_before_it_is_used() -> None:
+    modules = modules_after(
+        "import socket, types\n"
+        "import holdfast.start.children.worker as worker\n"
+        "name, ends = 'holdfast.start.children.serving', socket.socketpair()\n"
+        "sys.modules[name] = types.SimpleNamespace(serve=lambda *_: 0)\n"
+        "arguments = {'slot': 0, 'metrics_dir': '', 'control_fd': ends[0].fileno(), 'public_fd': 0}\n"
+        "worker.main(worker.WorkerArguments(**arguments))\n"
+        "del sys.modules[name]\n"
+        "__import__(name)"
+    )
+    assert "holdfast.providers.card.base" in modules
+    assert modules & UNUSED == set()
 
 
 def test_the_service_would_be_noticed() -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from holdfast.start.exit_codes import GAVE_UP
-from holdfast.start.loading import loading
+from holdfast.start.loading import load_structlog, loading
 from holdfast.start.parent.child_process import WorkerArguments
 
 
@@ -24,6 +24,7 @@ def main(arguments: WorkerArguments) -> int:
     has_started = threading.Event()
     threading.Thread(target=_exit_with_parent, args=(arguments.control_fd, has_started), daemon=True).start()
     with loading():
+        load_structlog()
         from holdfast.start.children.serving import serve
     return serve(arguments, has_started.set)
 
