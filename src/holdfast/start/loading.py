@@ -6,6 +6,8 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
+from typing import cast
 
 
 @contextmanager
@@ -27,8 +29,9 @@ def load_structlog() -> None:
 
     It would load rich and pygments for tracebacks in colour, which no line of ours has: 4 MB of a process.
     """
-    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # a module that is None cannot be imported
+    modules = cast("dict[str, ModuleType | None]", sys.modules)
+    modules.setdefault("rich", None)  # a module that is None cannot be imported
     import structlog  # noqa: F401 - loaded for all who import it later
 
-    if sys.modules["rich"] is None:
-        del sys.modules["rich"]
+    if modules["rich"] is None:
+        del modules["rich"]
