@@ -41,11 +41,15 @@ class Servers:
         async with stream:
             await self._serve(number, stream)
 
-    def pool(self, *, connections_max_count: int = 2, ssl_context: ssl.SSLContext = NO_TLS) -> ConnectionPool:
+    def pool(
+        self, *, connections_max_count: int = 2, ssl_context: ssl.SSLContext | None = NO_TLS
+    ) -> ConnectionPool:
         return pool_of(self.dial, connections_max_count=connections_max_count, ssl_context=ssl_context)
 
 
-def pool_of(dial: Dial, *, connections_max_count: int = 2, ssl_context: ssl.SSLContext = NO_TLS) -> ConnectionPool:
+def pool_of(
+    dial: Dial, *, connections_max_count: int = 2, ssl_context: ssl.SSLContext | None = NO_TLS
+) -> ConnectionPool:
     return ConnectionPool(
         dial,
         ssl_context=ssl_context,

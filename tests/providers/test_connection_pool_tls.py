@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ssl
+import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,13 +13,14 @@ import trio
 import trio.lowlevel
 from tests.certificates import Authority
 
+from holdfast.providers.outbound import connection_pool
 from holdfast.providers.outbound.connection_pool import (
     ConnectError,
     ConnectTimeout,
     ReadTimeout,
 )
 
-from .pool_servers import GET, HERE, OK, Servers, ask
+from .pool_servers import GET, HERE, OK, Servers, answers, ask
 
 
 @pytest.fixture(scope="module")
@@ -29,20 +32,20 @@ def server_tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext
     return context, authority.path
 
 
+async def serve_tls(context: ssl.SSLContext, _number: int, stream: trio.SocketStream) -> None:
+    secure = trio.SSLStream(stream, context, server_side=True)
+    try:
+        while b"\r\n\r\n" in await secure.receive_some():
+            await secure.send_all(OK)
+    except trio.BrokenResourceError:
+        pass
+
+
 async def test_tls_is_verified_by_name_and_its_connections_are_kept(
     nursery: trio.Nursery, server_tls: tuple[ssl.SSLContext, Path]
 ) -> None:
     context, path = server_tls
-
-    async def serve(_number: int, stream: trio.SocketStream) -> None:
-        secure = trio.SSLStream(stream, context, server_side=True)
-        try:
-            while b"\r\n\r\n" in await secure.receive_some():
-                await secure.send_all(OK)
-        except trio.BrokenResourceError:
-            pass
-
-    servers = Servers(nursery, serve)
+    servers = Servers(nursery, partial(serve_tls, context))
     here = HERE._replace(port=443, tls=True)
     trusting = servers.pool(ssl_context=ssl.create_default_context(cafile=str(path)))
     for _ in range(3):
@@ -53,6 +56,29 @@ async def test_tls_is_verified_by_name_and_its_connections_are_kept(
     with pytest.raises(ConnectError):
         await ask(servers.pool(ssl_context=ssl.create_default_context()), here)
     trusting.close()
+
+
+async def test_the_first_tls_connection_loads_the_authorities_in_a_thread(
+    nursery: trio.Nursery, server_tls: tuple[ssl.SSLContext, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, path = server_tls
+    loaded_by: list[threading.Thread] = []
+
+    def load() -> ssl.SSLContext:
+        loaded_by.append(threading.current_thread())
+        return ssl.create_default_context(cafile=str(path))
+
+    monkeypatch.setattr(connection_pool, "tls_context", load)
+    pool = Servers(nursery, answers).pool(ssl_context=None)
+    assert await ask(pool, HERE) == b"ok"
+    assert loaded_by == []
+    pool.close()
+    pool = Servers(nursery, partial(serve_tls, context)).pool(ssl_context=None)
+    for _ in range(2):
+        assert await ask(pool, HERE._replace(port=443, tls=True)) == b"ok"
+    assert len(loaded_by) == 1
+    assert loaded_by[0] is not threading.current_thread()
+    pool.close()
 
 
 class Corked(trio.abc.HalfCloseableStream):

@@ -24,7 +24,6 @@ from holdfast.providers.outbound.connection_pool import (
     TransportFault,
     parse_retry_after,
     render_request,
-    tls_context,
 )
 from holdfast.providers.outbound.urls import parse_url
 from holdfast.telemetry import metrics
@@ -88,7 +87,6 @@ class ProviderClient:
         self._name = name
         self._pool = ConnectionPool(
             self._dial,
-            ssl_context=tls_context(),
             connect_timeout_s=CONNECT_TIMEOUT_S,
             connections_max_count=CONNECTIONS_MAX_COUNT,
             idle_max_count=CONNECTIONS_MAX_COUNT // 2,

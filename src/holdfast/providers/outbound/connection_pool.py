@@ -230,11 +230,14 @@ Dial = Callable[[Endpoint, str], Awaitable[trio.SocketStream]]
 def tls_context() -> ssl.SSLContext:
     """Return a context that trusts certifi's bundle alone, not the environment or the system's bundle.
 
-    There is one for all clients, because reading the bundle takes longer than a request.
+    There is one for all clients, because reading the bundle takes longer than a request, and 3 MB. Blocks.
     """
     context = ssl.create_default_context(cafile=certifi.where())
     context.set_alpn_protocols(["http/1.1"])
     return context
+
+
+_tls_loads: Final = trio.CapacityLimiter(1)
 
 
 async def start_tls(stream: ConnectedSocket, context: ssl.SSLContext, host: str) -> trio.abc.Stream:
@@ -405,7 +408,8 @@ class ConnectionPool:
     At most ``connections_max_count`` exchanges run at once, and at most ``idle_max_count`` connections are kept
     besides. Times in seconds: ``connect_timeout_s`` to wait until an exchange may start, and to start TLS;
     ``idle_timeout_s`` to send a request, and between two receptions: none if its owner limits a whole exchange.
-    ``start_tls`` is replaced in tests.
+    Without an ``ssl_context`` that of all clients is loaded before the first TLS connection. ``start_tls`` is
+    replaced in tests.
 
     One task closes the connections whose time is over: a scope for each wait would cost more than the wait.
     """
@@ -414,7 +418,7 @@ class ConnectionPool:
         self,
         dial: Dial,
         *,
-        ssl_context: ssl.SSLContext,
+        ssl_context: ssl.SSLContext | None = None,
         connect_timeout_s: float,
         idle_timeout_s: float = math.inf,
         connections_max_count: int,
@@ -507,6 +511,8 @@ class ConnectionPool:
             if endpoint.tls:
                 try:
                     with trio.fail_after(self._connect_timeout_s):
+                        if self._ssl_context is None:
+                            self._ssl_context = await trio.to_thread.run_sync(tls_context, limiter=_tls_loads)
                         stream = await self._start_tls(connected, self._ssl_context, endpoint.host)
                 except BaseException as fault:
                     connected.close()

@@ -26,7 +26,6 @@ from holdfast.providers.outbound.connection_pool import (
     StartTls,
     render_request,
     start_tls,
-    tls_context,
 )
 from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.providers.outbound.urls import Target, parse_url
@@ -85,7 +84,7 @@ class GuardedClient:
         self._dial_address = dial
         self._pool = ConnectionPool(
             self._dial,
-            ssl_context=ssl_context or tls_context(),
+            ssl_context=ssl_context,
             connect_timeout_s=connect_timeout_s,
             idle_timeout_s=idle_timeout_s,
             connections_max_count=connections_max_count,
