@@ -17,12 +17,14 @@ import pytest
 import trio
 import trio.testing
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.waiting import Wait
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, InternalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from holdfast.ledger.values import utc_now
 from holdfast.persistence.claims.coupons import NewCouponClaim, add_coupon, claim_coupon, end_coupon, sha256_of_code
+from holdfast.persistence.claims.processes import Membership, beat, this_process
 from holdfast.persistence.operators.records import write_action
 from holdfast.persistence.records.credit_tables import CouponClaim, CouponRow
 from holdfast.persistence.records.operator_tables import OperatorAction
@@ -30,9 +32,11 @@ from holdfast.persistence.server import connections
 from holdfast.persistence.server.connections import (
     DEFAULT_PORT,
     BoundedConnection,
+    SilentClients,
     await_in_call,
     connect,
     in_one_transaction,
+    probe,
 )
 from holdfast.persistence.server.database import RELEASE, STEADY_S, WORK_SIZE, Database
 from holdfast.persistence.server.database_faults import (
@@ -45,6 +49,7 @@ from holdfast.persistence.server.database_faults import (
     trouble_of,
 )
 from holdfast.persistence.server.database_gate import GRACE_S, TIMEOUTS_SPAN_S, DatabaseGate
+from holdfast.persistence.server.service_clock import ServiceClock
 from holdfast.telemetry import metrics
 
 UNREACHABLE = "postgresql://absent@127.0.0.1:1/nothing"
@@ -625,11 +630,13 @@ class RoundTrips:
         return count
 
     def _counted(self, exchange: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        """Pass on what an exchange waits for; one that waits for nothing is none."""
+        """Pass on what an exchange waits for; one that only sends is none."""
+        awaits_answer = False
         try:
             wanted = next(exchange)
-            self._count += 1
             while True:
+                self._count += wanted == Wait.R and not awaits_answer
+                awaits_answer |= wanted == Wait.R
                 wanted = exchange.send((yield wanted))
         except StopIteration as end:
             return end.value
@@ -670,6 +677,28 @@ async def test_what_requests_record_takes_few_round_trips(
     assert (ended.uses, ended.disabled_at is not None) == (1, True)
     with contextlib.closing(psycopg.connect(database.url)) as rows:
         assert rows.execute("select result from operator_actions").fetchall() == [("done",)]
+
+
+async def test_what_an_idle_process_repeats_takes_few_round_trips(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = this_process()
+    renew = partial(
+        beat,
+        process=process,
+        clock=ServiceClock(process.member_id),
+        providers=["studio"],
+        membership=Membership(),
+        wanted={"dispatcher"},
+    )
+    await database.renew(renew)
+    trips = RoundTrips(monkeypatch)
+    assert (await database.renew(renew)).claimed == {"dispatcher"}
+    # BEGIN and the clock, service time, the lease with members and names, COMMIT. An answer may come at once.
+    assert trips.take() <= 4
+    await trio.to_thread.run_sync(probe, database.url, SilentClients(), RELEASE)
+    # The time limits; whether it takes writes, and from whom; the locks and the schema.
+    assert trips.take() == 3
 
 
 async def test_a_change_in_one_transaction_is_undone_as_a_whole(database: Database) -> None:

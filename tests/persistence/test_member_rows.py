@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
+from typing import Any, Self
 
+import psycopg
 import pytest
 import trio
 from msgspec.structs import replace
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection
 
 from holdfast.actors.workers.heartbeat import Heartbeat, Presence
 from holdfast.persistence.claims.processes import (
@@ -23,7 +25,7 @@ from holdfast.persistence.claims.processes import (
     renew_lease,
     this_process,
 )
-from holdfast.persistence.server.connections import await_in_call
+from holdfast.persistence.server.connections import await_in_call, driver_of
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.service_clock import ServiceClock
 
@@ -71,12 +73,19 @@ async def test_a_singleton_is_held_by_one_process_until_it_gives_it_up(database:
     assert (await beat_of(database, first, {"sweeper"})).claimed == set()
 
 
-async def test_a_process_that_has_all_it_wants_finds_that_in_one_statement(database: Database) -> None:
+async def test_a_process_that_has_all_it_wants_finds_that_in_one_statement(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     process = this_process()
-    statements: list[str] = []
+    statements: list[object] = []
+
+    class Noted(psycopg.Cursor[Any]):
+        def execute(self, query: Any, *args: Any, **kwargs: Any) -> Self:
+            statements.append(query)
+            return super().execute(query, *args, **kwargs)
 
     def claim(rows: Connection, wanted: Collection[str]) -> frozenset[str]:
-        event.listen(rows, "before_cursor_execute", lambda *args: statements.append(args[2]))
+        monkeypatch.setattr(driver_of(rows), "cursor_factory", Noted)
         return claim_singletons(rows, process, NOW, wanted)
 
     await database.work(lambda rows: renew_lease(rows, process, NOW, []))

@@ -20,12 +20,13 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import psycopg
+from psycopg.rows import namedtuple_row
 from sqlalchemy import Connection, text
 
 from holdfast.ledger.values import new_id
 from holdfast.persistence.claims.tasks import DispatchedTask
 from holdfast.persistence.records.reading import OCCUPIES
-from holdfast.persistence.server.connections import connect
+from holdfast.persistence.server.connections import connect, driver_of
 from holdfast.persistence.server.database_faults import DatabaseAway, reason_of, trouble_of
 from holdfast.persistence.server.service_clock import ServiceClock
 
@@ -37,31 +38,33 @@ READ_MS = 3_000
 TAKEN_OVER_MAX = 100
 """How many tasks of one ended process are taken over at a time."""
 
-_RENEW = text(
+_RENEW = (
     "insert into processes (process_id, machine, pid, started, lease_until, providers, state, addresses, protocol) "
-    "values (:process_id, :machine, :pid, :started, :lease_until, :providers, :state, :addresses, :protocol) "
+    "values (%(process_id)s, %(machine)s, %(pid)s, %(started)s, %(lease_until)s, %(providers)s, %(state)s, "
+    "%(addresses)s, %(protocol)s) "
     "on conflict (process_id) do update set lease_until = excluded.lease_until, providers = excluded.providers, "
     "state = excluded.state, addresses = excluded.addresses, protocol = excluded.protocol"
 )
-_MEMBERS = text(
+_MEMBERS = (
     "select process_id, machine, state, addresses, protocol, providers from processes "
-    "where process_id <> :me and lease_until > :now order by process_id"
+    "where process_id <> %(me)s and lease_until > %(now)s order by process_id"
 )
 _READY = (
     "select p.process_id, p.machine, p.state, p.addresses, p.protocol, p.providers "
     "from processes p cross join service_clock c "
     "where p.state = 'ready' and p.lease_until > clock_timestamp() + make_interval(secs => c.ahead_s)"
 )
-_RELEASE_NAMES = text("delete from singletons where process_id = :me and name <> all(:wanted)")
-_CLAIM_NAMES = text(
-    "insert into singletons (name, process_id) select unnest(cast(:wanted as text[])), :me on conflict do nothing"
+_RELEASE_NAMES = "delete from singletons where process_id = %(me)s and name <> all(%(wanted)s)"
+_CLAIM_NAMES = (
+    "insert into singletons (name, process_id) select unnest(cast(%(wanted)s as text[])), %(me)s "
+    "on conflict do nothing"
 )
-_HOLDERS = text(
+_HOLDERS = (
     "select s.name, s.process_id, p.machine, p.pid, p.started, p.lease_until from singletons s "
-    "left join processes p using (process_id) where s.name = any(:wanted) or s.process_id = :me "
+    "left join processes p using (process_id) where s.name = any(%(wanted)s) or s.process_id = %(me)s "
     "order by s.name for update of s"
 )
-_MOVE_NAME = text("update singletons set process_id = :me where name = :name")
+_MOVE_NAME = "update singletons set process_id = %(me)s where name = %(name)s"
 _END = text("update processes set lease_until = :ended_at where process_id = :process_id")
 _OTHERS = text("select process_id, machine, pid, started, lease_until from processes where process_id <> :me")
 _LOCK = text("select from processes where process_id = :gone for update skip locked")
@@ -133,10 +136,18 @@ def beat(
 ) -> Beat:
     """Measure service time, renew the lease by it, read the members, and claim the singletons in ``wanted``."""
     clock.measure(rows)
-    now = clock.now()
-    renew_lease(rows, process, now, providers, membership)
-    members = [_member(row) for row in rows.execute(_MEMBERS, {"me": process.member_id, "now": now})]
-    return Beat(members, claim_singletons(rows, process, now, wanted))
+    now, driver = clock.now(), driver_of(rows)
+    try:
+        # An idle process does little else, so what needs no answer in between has one wait.
+        with driver.pipeline():
+            renew_lease(rows, process, now, providers, membership)
+            members = driver.execute(_MEMBERS, {"me": process.member_id, "now": now})
+            holders = _find_holders(rows, process, wanted)
+        claimed = _claim(rows, process, now, wanted, holders.fetchall())
+        return Beat([_member(row) for row in members], claimed)
+    except psycopg.Error as exc:
+        # Private, but what it does has no other name: of a lost connection it tells the pool.
+        rows._handle_dbapi_exception(exc, None, None, None, None)
 
 
 def read_ready_members(url: str) -> list[Member]:
@@ -177,7 +188,7 @@ def renew_lease(
         "addresses": list(membership.addresses),
         "protocol": membership.protocol,
     }
-    rows.execute(_RENEW, lease)
+    driver_of(rows).execute(_RENEW, lease)
 
 
 def end_lease(rows: Connection, process: Process) -> None:
@@ -191,18 +202,30 @@ def claim_singletons(rows: Connection, process: Process, now: datetime, wanted: 
     A name is claimed from its holder only once that has ended or lost its lease. If all have been
     claimed before, one statement finds that.
     """
+    return _claim(rows, process, now, wanted, _find_holders(rows, process, wanted).fetchall())
+
+
+def _find_holders(rows: Connection, process: Process, wanted: Collection[str]) -> psycopg.Cursor[Any]:
+    """Return the names that are wanted or that it has, with the processes that have them."""
+    cursor = driver_of(rows).cursor(row_factory=namedtuple_row)
+    return cursor.execute(_HOLDERS, {"me": process.member_id, "wanted": sorted(wanted)})
+
+
+def _claim(
+    rows: Connection, process: Process, now: datetime, wanted: Collection[str], found: Sequence[Any]
+) -> frozenset[str]:
     names = {"me": process.member_id, "wanted": sorted(wanted)}
-    found = rows.execute(_HOLDERS, names).all()
+    driver = driver_of(rows)
     if {row.name for row in found} != set(wanted):
-        rows.execute(_RELEASE_NAMES, names)
-        rows.execute(_CLAIM_NAMES, names)
-        found = rows.execute(_HOLDERS, names).all()
+        driver.execute(_RELEASE_NAMES, names)
+        driver.execute(_CLAIM_NAMES, names)
+        found = _find_holders(rows, process, wanted).fetchall()
     claimed: set[str] = set()
     for row in found:
         if row.process_id == process.member_id:
             claimed.add(row.name)
         elif row.lease_until is None or row.lease_until <= now or has_ended(process, row):
-            rows.execute(_MOVE_NAME, {"me": process.member_id, "name": row.name})
+            driver.execute(_MOVE_NAME, {"me": process.member_id, "name": row.name})
             claimed.add(row.name)
     return frozenset(claimed)
 

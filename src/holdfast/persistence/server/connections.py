@@ -18,7 +18,7 @@ import contextlib
 import math
 import select
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar, cast
@@ -49,7 +49,7 @@ from holdfast.persistence.server.database_faults import (
     trouble_of,
 )
 from holdfast.persistence.server.database_gate import DatabaseGate
-from holdfast.persistence.server.revisions import schema_of
+from holdfast.persistence.server.revisions import SCHEMA, Schema, schema_in, schema_of
 
 log = structlog.get_logger(__name__)
 
@@ -102,7 +102,8 @@ of it. Only what no index serves is read that way.
 _WAITING_FOR_CLIENTS = (
     "select a.pid, a.backend_start, extract(epoch from clock_timestamp() - a.state_change)::float8, "
     "c.relid, c.bytes_processed from pg_stat_activity a left join pg_stat_progress_copy c on c.pid = a.pid "
-    "where a.application_name = %s and a.datname = current_database() and a.usename = session_user "
+    f"where a.application_name = '{APPLICATION_NAME}' and a.datname = current_database() "
+    "and a.usename = session_user "
     "and a.backend_xid is not null and a.wait_event_type = 'Client'"
 )
 """Only a transaction that has written or locked rows has an id; those of reads and of the audit have none."""
@@ -112,7 +113,7 @@ _END = (
     "on s.pid = a.pid and s.backend_start = a.backend_start where a.wait_event_type = 'Client'"
 )
 
-_LOCK_ALL = "lock table {} in row exclusive mode"
+_LOCK_ALL = f"lock table {', '.join(sorted(metadata.tables))} in row exclusive mode"
 """The lock that a write takes. It conflicts only with sessions that block readers or writers."""
 
 
@@ -426,12 +427,11 @@ class SilentClients:
         self._copies: dict[tuple[int, datetime, int, int], float] = {}
         """Since when each COPY has been seen at the bytes it had at the last probe."""
 
-    def end(self, connection: psycopg.Connection[Any]) -> None:
-        """End the silent transactions, and remember how far the others' COPYs are."""
+    def end(self, connection: psycopg.Connection[Any], found: Iterable[tuple[Any, ...]]) -> None:
+        """End the silent ones of the transactions ``found``, and remember how far the others' COPYs are."""
         now = self._clock()
         copies: dict[tuple[int, datetime, int, int], float] = {}
         silent: list[tuple[int, datetime]] = []
-        found = connection.execute(_WAITING_FOR_CLIENTS, (APPLICATION_NAME,)).fetchall()
         for pid, started, silent_s, table, copied in found:
             if copied is not None:
                 at = (pid, started, table, copied)
@@ -459,41 +459,44 @@ def probe(url: str, clients: SilentClients, release: str) -> None:
     """
     try:
         with contextlib.closing(connect(url, statement_timeout_ms=PROBE_S * 1000, connect_s=PROBE_S)) as connection:
+            # What one message can ask for is one: each is a wait of this process, and of a thread for it.
+            connection.autocommit = True
             version = connection.info.server_version
-            row = connection.execute("show transaction_read_only").fetchone()
-            if version >= SERVER_VERSION_MIN and row == ("off",):
-                clients.end(connection)
-                _lock_all(connection)
-                _refuse_older_release(connection, release)
+            if version < SERVER_VERSION_MIN:
+                raise DatabaseTooOld(
+                    f"The database is PostgreSQL {version // 10000}; "
+                    f"Holdfast needs {SERVER_VERSION_MIN // 10000} or newer."
+                )
+            answers = connection.execute(f"show transaction_read_only; {_WAITING_FOR_CLIENTS}")
+            if answers.fetchone() != ("off",):
+                raise DatabaseAway("The database is a standby or read-only, and takes no writes.")
+            answers.nextset()
+            clients.end(connection, answers)
+            _refuse_older_release(_schema_of_locked(connection), release)
     except psycopg.Error as exc:
         if trouble_of(exc, writing=True) is None:
             raise
         is_held_up = isinstance(exc, errors.LockNotAvailable | errors.QueryCanceled)
         raise (QueryTimedOut if is_held_up else DatabaseAway)(reason_of(exc)) from exc
-    if version < SERVER_VERSION_MIN:
-        raise DatabaseTooOld(
-            f"The database is PostgreSQL {version // 10000}; Holdfast needs {SERVER_VERSION_MIN // 10000} or newer."
-        )
-    if row != ("off",):
-        raise DatabaseAway("The database is a standby or read-only, and takes no writes.")
 
 
-def _refuse_older_release(connection: psycopg.Connection[Any], release: str) -> None:
-    schema = schema_of(connection)
+def _schema_of_locked(connection: psycopg.Connection[Any]) -> Schema | None:
+    """Return the schema, read while this holds the lock of each table."""
+    try:
+        answers = connection.execute(f"{_LOCK_ALL}; {SCHEMA}")
+    except errors.UndefinedTable:
+        # A database that has not been migrated has no tables to wait for, and one of another release others.
+        return schema_of(connection)
+    answers.nextset()
+    return schema_in(answers)
+
+
+def _refuse_older_release(schema: Schema | None, release: str) -> None:
     if schema is not None and release < schema.serves_from:
         raise OlderRelease(
             f"This process is of an older release than the database's schema: "
             f"that is at revision {schema.revision}, and the process at {release}."
         )
-
-
-def _lock_all(connection: psycopg.Connection[Any]) -> None:
-    names = ", ".join(sorted(metadata.tables))
-    try:
-        connection.execute(_LOCK_ALL.format(names))
-    except errors.UndefinedTable:
-        # A database that has not been migrated has no tables to wait for.
-        connection.rollback()
 
 
 @contextlib.contextmanager

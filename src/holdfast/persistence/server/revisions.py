@@ -13,12 +13,11 @@ import psycopg
 
 CONNECT_S: Final = 5
 VERSIONS: Final = Path(__file__).with_name("migrations") / "versions"
-
-
-_SCHEMA: Final = (
+SCHEMA: Final = (
     "select version_num, coalesce(obj_description('alembic_version'::regclass, 'pg_class'), version_num) "
     "from alembic_version"
 )
+"""Reads a database's schema."""
 
 
 class Schema(NamedTuple):
@@ -47,9 +46,14 @@ def revision_of(connection: psycopg.Connection[Any]) -> str | None:
 def schema_of(connection: psycopg.Connection[Any]) -> Schema | None:
     """Return the schema of a database; None before its first migration, which ends the transaction."""
     try:
-        row = connection.execute(_SCHEMA).fetchone()
+        return schema_in(connection.execute(SCHEMA))
     except psycopg.errors.UndefinedTable:
         return None
+
+
+def schema_in(result: psycopg.Cursor[Any]) -> Schema | None:
+    """Return the schema that :data:`SCHEMA` has read."""
+    row = result.fetchone()
     return None if row is None else Schema(*row)
 
 

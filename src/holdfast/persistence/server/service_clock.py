@@ -41,10 +41,10 @@ OFF_MAX_S = 3600.0
 """How far the clocks may be from each other at a start, unless a setting says otherwise."""
 
 _READ = text(
-    "select clock_timestamp() as database_now, c.ahead_s, c.process_id, c.database_at, c.service_at "
-    "from service_clock c where id = 1"
+    "with locked as materialized (select * from service_clock where id = 1 for update) "
+    "select clock_timestamp() as database_now, c.ahead_s, c.process_id, c.database_at, c.service_at from locked c"
 )
-_LOCK = text("select from service_clock where id = 1 for update")
+"""The database's clock is read once the lock is held."""
 _FIRST = text(
     "insert into service_clock (id, ahead_s, process_id, database_at, service_at) "
     "values (1, 0, '', clock_timestamp(), clock_timestamp()) on conflict do nothing"
@@ -101,15 +101,15 @@ class ServiceClock:
         The first time it raises :class:`ClocksDiffer` if another process does not keep service time now, and the
         clocks are far from each other; else what the database raises.
         """
-        if rows.execute(_LOCK).first() is None:
-            rows.execute(_FIRST)
-            rows.execute(_LOCK)
         for _ in range(READINGS_MAX):
             started = self._counter()
-            row = rows.execute(_READ).one()
+            row = rows.execute(_READ).first()
             took_s = self._counter() - started
-            if took_s <= PROMPT_S:
+            if row is not None and took_s <= PROMPT_S:
                 break
+            if row is None:
+                rows.execute(_FIRST)
+        assert row is not None
         counted = started + took_s / 2
         ahead_s: float = row.ahead_s
         by_database: datetime = row.database_now + timedelta(seconds=ahead_s)
