@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias, cast
 
 from quart import Request, Response
@@ -66,15 +66,31 @@ OPERATORS_ROUTES: Final[tuple[Served, ...]] = (
 )
 
 
+class MatchedRule(QuartRule):
+    """A rule that requests are matched with. No URL is built from one: what would build it is not compiled.
+
+    Compiling that is most of what a rule costs a start. From werkzeug, a private member used here:
+    ``_compile_builder``.
+    """
+
+    def _compile_builder(self, _append_unknown: bool = True) -> Callable[..., tuple[str, str]]:
+        return _build_nothing
+
+
+def _build_nothing(*_: object) -> tuple[str, str]:
+    raise NotImplementedError
+
+
 class HoldfastApp(QuartTrio):
     """The Quart application of one listener. Routing depends on path and method alone, never on the Host header.
 
     A request is matched by its path, or by the URL map if that has parameters, and its handler is called directly.
     Overridden of Quart, all of it here and in :mod:`holdfast.http.kit.requests`: ``handle_request``, whose request
     context, hooks and signals add 11 to 17 % to a create's CPU (docs/decisions.md); the class of a connection,
-    which would run three tasks for each request; that of a request, which would buffer the body.
+    which would run three tasks for each request; that of a request, which would buffer the body; that of a rule.
     """
 
+    url_rule_class = MatchedRule  # type: ignore[assignment]  # as Quart sets its own
     asgi_http_class = HoldfastConnection  # type: ignore[assignment]  # one task per request instead of three
 
     def __init__(self, deps: Dependencies, routes: Sequence[Served]) -> None:
