@@ -62,8 +62,6 @@ CHECK_DUE_EVERY_S = 0.25
 FOLLOW_UP_EVERY_CHECKS = 4
 LOST_SLOTS_EVERY_CHECKS = 60
 """At every which check for due tasks they are also followed up, and lost slots looked for."""
-IDLE_CHECKS_APART_S = 15.0
-"""How often they are checked while no task is unfinished and no other process runs, as far as is known."""
 DUE_HERE: tuple[DueKind, ...] = ("tasks", "other_processes")
 OVERDUE_CHECKS_APART_S = 15.0
 DEADLINE_CHECKS_APART_S = 2.0
@@ -224,9 +222,8 @@ class Dispatcher(Worker):
                 # What is due stays due; a later check finds it.
                 log.debug("dispatch postponed", reason=str(away))
             if self._is_idle():
-                # The next check is one of all.
+                # The next check is one of all, once a look finds something or none has for long.
                 self._checks = FOLLOW_UP_EVERY_CHECKS - 1
-                self._check_at = min(self._check_at, trio.current_time() + IDLE_CHECKS_APART_S)
             else:
                 self._check_at = min(self._check_at, trio.current_time() + CHECK_DUE_EVERY_S)
             with trio.CancelScope(deadline=self._check_at):
