@@ -7,13 +7,14 @@ far it has come is stored after each few accounts, so another process continues 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, Protocol
 
 import msgspec
 import structlog
 import trio
+from sqlalchemy import Connection
 
 from holdfast.actors.workers.passes import always, one_pass, repeat
 from holdfast.ledger.values import Now
@@ -26,7 +27,7 @@ from holdfast.persistence.audit.progress import (
     store,
 )
 from holdfast.persistence.audit.rules import BrokenRule, next_accounts
-from holdfast.persistence.records.rows import AuditProgress
+from holdfast.persistence.records.rows import AuditProgress, KnownDifference
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut
 from holdfast.telemetry import metrics
@@ -120,13 +121,13 @@ class Checker:
         return False
 
     async def _load(self) -> None:
-        progress = await self._database.scan(load_progress)
-        known = await self._database.scan(known_differences)
+        progress, known, accounts_total = await self._database.scan(_read_start)
         self._known = {BrokenRule(each.account_id, each.rule) for each in known} | self._unstored
         self._unseen = None
-        self._progress = await self._first_of_pass(progress) if progress is None or not progress.after else progress
+        is_first = progress is None or not progress.after
+        self._progress = self._first_of_pass(progress, accounts_total) if is_first else progress
 
-    async def _first_of_pass(self, progress: AuditProgress | None) -> AuditProgress:
+    def _first_of_pass(self, progress: AuditProgress | None, accounts_total: int) -> AuditProgress:
         """Return the state at the start of a pass."""
         now = self._now()
         self._unseen = set(self._known)
@@ -135,7 +136,7 @@ class Checker:
             found,
             begun_at=now,
             after="",
-            accounts_total=await self._database.scan(count_accounts),
+            accounts_total=accounts_total,
             accounts_done=0,
             operations_done=0,
             skipped=0,
@@ -262,6 +263,16 @@ class Checker:
         metrics.AUDIT_DIFFERENCES.set(differences)
         if progress is not None and progress.verified_up_to is not None:
             metrics.AUDIT_VERIFIED_AGE_S.set((self._now() - progress.verified_up_to).total_seconds())
+
+
+def _read_start(rows: Connection) -> tuple[AuditProgress | None, Sequence[KnownDifference], int]:
+    """Return how far the pass has come, the known differences, and at the start of a pass how many accounts it has.
+
+    All in one thread: a small ledger has few other reads.
+    """
+    progress = load_progress(rows)
+    is_first = progress is None or not progress.after
+    return progress, known_differences(rows), count_accounts(rows) if is_first else 0
 
 
 def _by_account(broken: Iterable[BrokenRule]) -> dict[str, list[str]]:
