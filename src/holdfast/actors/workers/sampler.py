@@ -10,7 +10,7 @@ import trio
 from prometheus_client import Gauge
 
 from holdfast.actors.runtime.mailbox import Mailbox
-from holdfast.actors.workers.passes import next_tick, repeat
+from holdfast.actors.workers.passes import LOOK_S, next_tick, repeat
 from holdfast.ledger.values import Now
 from holdfast.persistence.claims.files import all_files_total
 from holdfast.persistence.queries.backlog import WalSyncs, measure_backlog, read_wal_syncs
@@ -27,7 +27,7 @@ from holdfast.telemetry.metrics.samples import (
     sample_between,
 )
 
-LAG_S = 0.5
+LAG_S = LOOK_S
 """How often the event loop's lag is measured, and other workers see what was counted in batches."""
 
 
@@ -77,7 +77,7 @@ class Sampler:
             metrics.flush()
 
     async def _measure_lag(self, until: float) -> float:
-        """Measure until then how late a task resumes that is due; return the longest delay."""
+        """Measure until about then how late a task resumes that is due; return the longest delay."""
         longest = 0.0
         while (due := next_tick(LAG_S)) <= until:
             await trio.sleep_until(due)
@@ -85,7 +85,6 @@ class Sampler:
             metrics.LOOP_LAG_S.observe(lag_s)
             longest = max(longest, lag_s)
             self._flush()
-        await trio.sleep_until(until)
         return longest
 
     def _take_sample(self, before: Totals, begun: float, lag_max_s: float) -> tuple[Totals, float]:

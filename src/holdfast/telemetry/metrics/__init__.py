@@ -145,7 +145,7 @@ DEAD_LETTERS = Counter(
 )
 LOOP_LAG_S = BatchedHistogram(
     "holdfast_loop_lag_seconds",
-    "How late the event loop resumed a task that was due, measured twice a second.",
+    "How late the event loop resumed a task that was due, measured once a second.",
     buckets=SECONDS,
 )
 
