@@ -40,7 +40,7 @@ PASS_PAUSE_S: Final = 15.0
 """The least time between two passes: a small ledger needs no checks all the time."""
 REPORTS_MAX: Final = 100
 """With more accounts that differ than this, the further ones of a pass are one report: the list has them all."""
-MEASURE_S: Final = 10.0
+MEASURE_S: Final = 30.0
 CHECK_BOUND_S: Final = 120.0
 """Longer than a statement on the connection of scans may take."""
 PATH: Final = "holdfast/workers/checker"
