@@ -7,27 +7,25 @@ far it has come is stored after each few accounts, so another process continues 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final, Protocol
 
 import msgspec
 import structlog
 import trio
-from sqlalchemy import Connection
 
 from holdfast.actors.workers.passes import always, one_pass, repeat
 from holdfast.ledger.values import Now
 from holdfast.persistence.audit.audit import ACCOUNTS_MAX, OPERATIONS_MAX, QUERY_RULES, AccountsCheck, Slice
 from holdfast.persistence.audit.progress import (
-    count_accounts,
     count_differences,
-    known_differences,
     load_progress,
+    load_start,
     store,
 )
 from holdfast.persistence.audit.rules import BrokenRule, next_accounts
-from holdfast.persistence.records.rows import AuditProgress, KnownDifference
+from holdfast.persistence.records.rows import AuditProgress
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut
 from holdfast.telemetry import metrics
@@ -121,7 +119,7 @@ class Checker:
         return False
 
     async def _load(self) -> None:
-        progress, known, accounts_total = await self._database.scan(_read_start)
+        progress, known, accounts_total = await self._database.scan(load_start)
         self._known = {BrokenRule(each.account_id, each.rule) for each in known} | self._unstored
         self._unseen = None
         is_first = progress is None or not progress.after
@@ -263,16 +261,6 @@ class Checker:
         metrics.AUDIT_DIFFERENCES.set(differences)
         if progress is not None and progress.verified_up_to is not None:
             metrics.AUDIT_VERIFIED_AGE_S.set((self._now() - progress.verified_up_to).total_seconds())
-
-
-def _read_start(rows: Connection) -> tuple[AuditProgress | None, Sequence[KnownDifference], int]:
-    """Return how far the pass has come, the known differences, and at the start of a pass how many accounts it has.
-
-    All in one thread: a small ledger has few other reads.
-    """
-    progress = load_progress(rows)
-    is_first = progress is None or not progress.after
-    return progress, known_differences(rows), count_accounts(rows) if is_first else 0
 
 
 def _by_account(broken: Iterable[BrokenRule]) -> dict[str, list[str]]:

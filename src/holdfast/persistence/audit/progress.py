@@ -40,6 +40,13 @@ def count_accounts(rows: Connection) -> int:
     return int(rows.execute(select(func.count()).select_from(accounts)).scalar_one())
 
 
+def load_start(rows: Connection) -> tuple[AuditProgress | None, Sequence[KnownDifference], int]:
+    """Return the progress, the known differences, and at the start of a pass how many accounts there are."""
+    progress = load_progress(rows)
+    is_first = progress is None or not progress.after
+    return progress, known_differences(rows), count_accounts(rows) if is_first else 0
+
+
 def store(
     rows: Connection, progress: AuditProgress, found: Mapping[BrokenRule, str], gone: Collection[BrokenRule]
 ) -> None:
