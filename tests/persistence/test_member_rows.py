@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Self
 
 import psycopg
@@ -27,6 +28,7 @@ from holdfast.persistence.claims.processes import (
 )
 from holdfast.persistence.server.connections import await_in_call, driver_of
 from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.service_clock import ServiceClock
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
@@ -129,3 +131,21 @@ async def test_a_heartbeat_waits_for_no_other_work(database: Database) -> None:
         finally:
             free.set()
     assert (await beat_of(database, elsewhere("proc_b"))).members == []
+
+
+async def test_a_connection_that_is_lost_in_a_renewal_is_replaced(database: Database) -> None:
+    process = this_process()
+
+    class CutAfterwards(ServiceClock):
+        def measure(self, rows: Connection) -> None:
+            super().measure(rows)
+            with psycopg.connect(database.url) as other:
+                other.execute("select pg_terminate_backend(%s, 5000)", (driver_of(rows).info.backend_pid,))
+
+    def renew(clock: ServiceClock) -> Callable[[Connection], Beat]:
+        return partial(beat, process=process, clock=clock, providers=[], membership=READY, wanted={"sweeper"})
+
+    with pytest.raises(DatabaseAway):
+        await database.renew(renew(CutAfterwards(process.member_id)))
+    await database.open()
+    assert (await database.renew(renew(ServiceClock(process.member_id)))).claimed == {"sweeper"}
