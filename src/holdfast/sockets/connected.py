@@ -30,6 +30,8 @@ class ConnectedSocket(trio.abc.HalfCloseableStream):
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
         self._socket = connected
+        self._poll = select.poll()
+        self._poll.register(connected, select.POLLIN)
         with suppress(OSError):  # a Unix socket
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
@@ -49,11 +51,7 @@ class ConnectedSocket(trio.abc.HalfCloseableStream):
 
     def is_readable(self) -> bool:
         """Whether there is something to receive: data, the end, or an error; also if it is closed here."""
-        if self._socket.fileno() == -1:
-            return True
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(0))
+        return self._socket.fileno() == -1 or bool(self._poll.poll(0))
 
     def has_unacknowledged(self) -> bool:
         """Whether the other machine has not acknowledged all that was sent; False if it is closed here."""

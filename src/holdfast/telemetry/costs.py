@@ -60,13 +60,18 @@ class _Counts:
 
     def __init__(self) -> None:
         self.total = 0.0
-        self.of: dict[str, tuple[float, float]] = {}
+        self.of: dict[str, list[float]] = {}
+        """The count of each name, and by how much that may be too large."""
         self._dropped = 0.0
 
     def add(self, name: str, count: float, over_by: float = 0.0) -> None:
         self.total += count - over_by
-        had, had_over = self.of.get(name) or (self._dropped, self._dropped)
-        self.of[name] = had + count, had_over + over_by
+        had = self.of.get(name)
+        if had is not None:
+            had[0] += count
+            had[1] += over_by
+            return
+        self.of[name] = [self._dropped + count, self._dropped + over_by]
         if len(self.of) > NAMES_MAX:
             self.drop_small()
 
@@ -86,12 +91,13 @@ class CostCounts:
         self._counter = counter
         self._turns = 0
         self._minute = int(counter() // 60)
+        self._minute_ends_s = (self._minute + 1) * 60.0
         self._minutes: deque[dict[CostOf, _Counts]] = deque([{}], maxlen=MINUTES)
         self._hours: deque[dict[CostOf, _Counts]] = deque([{}], maxlen=HOURS)
 
     def add(self, of: CostOf, name: str, count: float = 1.0) -> None:
         """Count something of a name now."""
-        if self._counter() // 60 > self._minute:
+        if self._counter() >= self._minute_ends_s:
             self._begin_minute()
         counts = self._minutes[-1]
         (counts.get(of) or counts.setdefault(of, _Counts())).add(name, count)
@@ -112,6 +118,7 @@ class CostCounts:
             if now - self._minute > HOURS * 60:
                 # Nothing was counted for so long.
                 self._minute = now - HOURS * 60
+        self._minute_ends_s = (now + 1) * 60.0
 
     def read(self) -> Costs:
         """Return the largest counts."""

@@ -170,14 +170,15 @@ def public_task(
     request, state = task.request, task.state
     review, hosting = state.review, state.hosting
     output = public_output(urls, task, now=now, for_operators=for_operators)
+    created_at = format_time(task.created_at)
     return shape(
         request_id=task.request_id,
         quote_id=request.quote_id,
         status=task.status,
         model=task.model,
         api_key_id=request.api_key_id,
-        created_at=format_time(task.created_at),
-        updated_at=format_time(task.updated_at),
+        created_at=created_at,
+        updated_at=created_at if task.updated_at == task.created_at else format_time(task.updated_at),
         completed_at=time_or_none(state.completed_at),
         canceled_at=time_or_none(state.canceled_at),
         deadline_at=time_or_none(task.deadline_at),
