@@ -22,6 +22,7 @@ from holdfast.actors.runtime.refs import TellRef
 from holdfast.actors.sign_in.actor import SignInActor, SignInRules
 from holdfast.actors.task.actor import TaskActor
 from holdfast.actors.task.dependencies import NewTasks, TaskDependencies
+from holdfast.actors.workers.dispatcher import DispatcherRef
 from holdfast.actors.workers.newest_queue import NewestQueue
 from holdfast.actors.workers.poison_writer import PoisonedMessage, PoisonWriter
 from holdfast.cluster.codec import ACCOUNTS, SIGN_INS, TASKS, CannotEncode, codecs
@@ -226,7 +227,7 @@ def _task_dependencies(parts: Parts, accounts: PlacedDirectory, dispatcher: Tell
     registry, refs = parts.registry, parts.refs
     return TaskDependencies(
         accounts=accounts,
-        dispatcher=dispatcher,
+        dispatcher=DispatcherRef(dispatcher, parts.new_task_slots),
         provider_calls=refs.provider_calls,
         hosting=refs.hosting,
         outbox=refs.outbox,

@@ -29,7 +29,8 @@ import structlog
 import trio
 
 from holdfast.actors.runtime.faults import AskFault, Crashed, StaleFence
-from holdfast.actors.runtime.refs import Directory, WorkerRef
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.refs import Directory, TellRef, WorkerRef
 from holdfast.actors.task.messages import SlotFreed, TaskQueued, Wake
 from holdfast.actors.workers.due_work import DueWork
 from holdfast.actors.workers.passes import Schedule, do_each, one_pass, repeat
@@ -85,6 +86,26 @@ class NewTaskSlots:
     def take(self, provider: str, request_id: str) -> bool:
         """Take a slot for a task if one is free and no other waits for it. Returns whether it was taken."""
         return self.dispatcher is not None and self.dispatcher.take_slot(provider, request_id)
+
+    def know_of_waiting(self, provider: str) -> bool:
+        """Whether tasks are known to wait for slots here, so that the message of one more would change nothing."""
+        return self.dispatcher is not None and self.dispatcher.knows_of_waiting(provider)
+
+
+class DispatcherRef:
+    """The address of the dispatcher. The message of a new task that would change nothing is not sent.
+
+    Without that each create would cost a turn of the dispatcher while all slots are taken.
+    """
+
+    def __init__(self, dispatcher: TellRef, slots: NewTaskSlots) -> None:
+        self._dispatcher = dispatcher
+        self._slots = slots
+
+    def tell(self, message: Command[object]) -> None:
+        """Send a message."""
+        if not (isinstance(message, TaskQueued) and self._slots.know_of_waiting(message.provider)):
+            self._dispatcher.tell(message)
 
 
 class Dispatcher(Worker):
@@ -187,6 +208,14 @@ class Dispatcher(Worker):
             return False
         self._occupied.setdefault(provider, {})[request_id] = trio.current_time()
         return True
+
+    def knows_of_waiting(self, provider: str) -> bool:
+        """Whether it knows that tasks wait for slots that it assigns, and will check for them soon."""
+        is_known = provider in self._assigned and self._backlog.get(provider, True)
+        is_ours = not self.actor_stopped.is_set() and self._assigns_slots(provider)
+        # A claim that is under way may have read the rows before this task was in them.
+        is_checked = provider not in self._arrived and self._check_at <= trio.current_time() + CHECK_DUE_EVERY_S
+        return is_known and is_ours and is_checked
 
     def _has_spare(self, provider: str) -> bool:
         """Whether a slot is free and no task is known to wait for it.
