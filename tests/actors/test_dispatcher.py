@@ -323,37 +323,37 @@ async def test_tasks_that_arrive_during_a_claim_get_the_slots_that_it_leaves(
     assert setup.tasks.woken == [("task_held", False), ("task_new", False)]
 
 
-async def test_a_new_task_is_told_unless_others_are_known_to_wait(setup: Setup, slow: SlowDatabase) -> None:
+async def test_a_new_task_is_sent_unless_others_are_known_to_wait(setup: Setup, slow: SlowDatabase) -> None:
     dispatcher = setup.dispatcher()
     slots = setup.new_task_slots
     slots.dispatcher = dispatcher
     sent: list[object] = []
     address = DispatcherRef(RecordedRef(sent.append), slots)
 
-    def is_told() -> bool:
+    def is_sent() -> bool:
         address.tell(TaskQueued("studio", "task_new"))
         return bool(sent) and sent.pop() == TaskQueued("studio", "task_new")
 
-    assert is_told(), "the dispatcher has not read who occupies slots"
+    assert is_sent(), "the dispatcher has not read who occupies slots"
     await dispatcher.check_due()
     dispatcher._check_at = trio.current_time()
-    assert is_told(), "a slot is free"
+    assert is_sent(), "a slot is free"
     for number in range(3):
         dispatcher.on_receive(TaskQueued("studio", f"task_{number}"))
-    assert not is_told()
+    assert not is_sent()
     address.tell(SlotFreed("studio", "task_0"))
     assert sent.pop() == SlotFreed("studio", "task_0")
-    setup.slots, told = 3, list[bool]()
-    slow.on_answer = lambda work: told.append(is_told()) if work is claim_waiting else None
+    setup.slots, found = 3, list[bool]()
+    slow.on_answer = lambda work: found.append(is_sent()) if work is claim_waiting else None
     for _ in range(FOLLOW_UP_EVERY_CHECKS):
         await dispatcher.check_due()
-    assert set(told) == {True}, "a claim under way may not see it"
+    assert set(found) == {True}, "a claim under way may not see it"
     dispatcher._backlog["studio"], dispatcher._check_at = True, trio.current_time() + 1
-    assert is_told(), "the next check is late"
+    assert is_sent(), "the next check is late"
     dispatcher._check_at = trio.current_time()
-    assert not is_told()
+    assert not is_sent()
     dispatcher.actor_stopped.set()
-    assert is_told()
+    assert is_sent()
 
 
 async def test_no_task_is_created_with_a_slot_during_a_claim(setup: Setup, slow: SlowDatabase) -> None:

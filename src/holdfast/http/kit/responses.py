@@ -171,9 +171,7 @@ class _JsonResponse(Response):
     """A response of JSON: as Quart makes it, without what it does for other kinds of bodies and headers."""
 
     def __init__(self, body: bytes, status: int) -> None:
-        self.headers = Headers()
-        # Not set one by one: each would be searched for, and checked for line breaks.
-        self.headers._list += ("Content-Type", "application/json"), ("Content-Length", str(len(body)))
+        self.headers = Headers([("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
         self.status = status
         self.timeout = ...
         self.response = DataBody(body)
