@@ -46,7 +46,7 @@ class RunningCells:
 
     def operators_url_of(self, number: int) -> str:
         """Return where operators call a cell: a port of their own."""
-        return f"http://127.0.0.1:{self.services[number - 1].environment['HOLDFAST_OPS_PORT']}"
+        return self.services[number - 1].ops_url
 
     def list_cells(self, ranges: Sequence[Ranges]) -> None:
         """Write the list of so many cells, each with its places, and the e-mail addresses of the same."""

@@ -172,10 +172,16 @@ class Service:
         with connected(self.database_url) as connection:
             return [f"{broken}: {what}" for broken, what in run_audit(connection).items()]
 
+    @property
+    def ops_url(self) -> str:
+        """Where operators' pages and metrics are."""
+        port = self.environment.get("HOLDFAST_OPS_PORT")
+        return self.url if port is None else f"http://127.0.0.1:{port}"
+
     def metric(self, name: str) -> float:
         """Return the sum of a counter over its labels."""
-        text = httpx2.get(f"{self.url}/metrics", verify=False).text
-        found = re.findall(rf"^{name}(?:\{{[^}}]*\}})? ([0-9.e+]+)$", text, re.MULTILINE)
+        page = httpx2.get(f"{self.ops_url}/metrics", verify=False).raise_for_status()
+        found = re.findall(rf"^{name}(?:\{{[^}}]*\}})? ([0-9.e+]+)$", page.text, re.MULTILINE)
         return sum(map(float, found))
 
     def owns(self, account_id: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import sys
 
 import pytest
@@ -413,6 +414,33 @@ async def test_a_reader_that_takes_its_time_is_no_slow_server(
         assert len(servers.dialed) == dialed
     assert trio.current_time() == 45
     pool.close()
+
+
+async def test_what_arrived_in_time_is_read_after_a_standstill(mock_clock: trio.testing.MockClock) -> None:
+    exchanges_count, servers, answered = 30, list[socket.socket](), list[bytes]()
+
+    async def dial(_endpoint: Endpoint, _requester: str) -> trio.SocketStream:
+        ours, theirs = socket.socketpair()
+        servers.append(theirs)
+        return trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+
+    pool = pool_of(dial, connections_max_count=exchanges_count)
+
+    async def exchange() -> None:
+        answered.append(await ask(pool))
+
+    async with trio.open_nursery() as exchanges:
+        for _ in range(exchanges_count):
+            exchanges.start_soon(exchange)
+        await trio.testing.wait_all_tasks_blocked()
+        for server in servers:
+            server.send(OK)
+        # The loop sees the responses and the end of the time for them at once.
+        mock_clock.jump(60)
+    assert answered == [b"ok"] * exchanges_count
+    pool.close()
+    for server in servers:
+        server.close()
 
 
 async def test_a_server_may_answer_before_it_has_read_the_request(nursery: trio.Nursery) -> None:

@@ -566,6 +566,8 @@ class ConnectionPool:
             while self._pause is not None:
                 with self._pause:
                     await trio.sleep_forever()
+                # After a process has stood still, first those go on whose server has sent something meanwhile.
+                await trio.lowlevel.checkpoint()
                 now = trio.current_time()
                 for connection in [each for each in self._open if each.closes_at <= now]:
                     self._close(connection)
