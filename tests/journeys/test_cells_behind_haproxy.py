@@ -334,7 +334,8 @@ async def test_an_account_moves_under_load_behind_haproxy(
         assert said.endswith(f"{customer.account_id} is in cell 2\n")
         await clients.turns(3)
         clients.is_stopping = neighbour.is_stopping = True
-    assert set(clients.codes) <= {"account_moving"}
+    # The second is of a create that may have been written just before the account departed.
+    assert set(clients.codes) <= {"account_moving", "temporarily_unavailable"}
     for door in http[:4]:
         await clients.settle(door)
     again = Customer(http[0], email=customer.email)
