@@ -78,7 +78,7 @@ class MatchedRule(QuartRule):
 
 
 def _build_nothing(*_: object) -> tuple[str, str]:
-    raise NotImplementedError
+    raise AssertionError("no URL is built from a rule")
 
 
 class HoldfastApp(QuartTrio):
