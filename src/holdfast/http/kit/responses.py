@@ -11,8 +11,7 @@ import msgspec
 import structlog
 import trio
 from quart import Response
-from quart.wrappers.response import DataBody, ResponseBody
-from werkzeug.datastructures import Headers
+from quart.wrappers.response import ResponseBody
 from werkzeug.exceptions import HTTPException
 
 from holdfast.actors.runtime.faults import AccountAway, ShareExceeded
@@ -164,17 +163,7 @@ def outcome_response(outcome: Outcome) -> Response:
 
 
 def _json_response(body: msgspec.Struct, status: int | None = None) -> Response:
-    return _JsonResponse(msgspec.json.encode(body), status or 200)
-
-
-class _JsonResponse(Response):
-    """A response of JSON: as Quart makes it, without what it does for other kinds of bodies and headers."""
-
-    def __init__(self, body: bytes, status: int) -> None:
-        self.headers = Headers([("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
-        self.status = status
-        self.timeout = ...
-        self.response = DataBody(body)
+    return Response(msgspec.json.encode(body), status=status or 200, content_type="application/json")
 
 
 def refusal_response(refusal: Refusal, headers: dict[str, str] | None = None) -> RefusalResponse:
