@@ -427,6 +427,7 @@ async def test_a_process_too_old_for_the_schema_ends_the_watcher(
         (psycopg.errors.ConnectionFailure(), "away", "away"),
         (psycopg.InterfaceError("the connection is closed"), "away", "away"),
         (psycopg.InterfaceError("the cursor is closed"), None, None),
+        (psycopg.errors.PipelineAborted("the pipeline is aborted"), None, None),
         (psycopg.errors.QueryCanceled(), "slow", "slow"),
         (psycopg.errors.LockNotAvailable(), "slow", "slow"),
         (ServerSilent("nothing within 6 s"), "slow", "slow"),

@@ -133,7 +133,8 @@ def _trouble_of_driver(exc: psycopg.Error, *, writing: bool) -> Trouble | None:
     if state is None:
         # Without a state the fault is the client library's own: it could not connect, or lost the connection.
         is_closed = isinstance(exc, psycopg.InterfaceError) and "connection" in str(exc)
-        return "away" if is_closed or isinstance(exc, psycopg.OperationalError) else None
+        is_lost = isinstance(exc, psycopg.OperationalError) and not isinstance(exc, errors.PipelineAborted)
+        return "away" if is_closed or is_lost else None
     if state.startswith("08") or state in _AWAY_STATES or (writing and state in _NO_WRITES_STATES):
         return "away"
     return "slow" if state in _SLOW_STATES else None
