@@ -168,9 +168,17 @@ async def test_title_and_mark_say_where_one_is(
 
 
 async def test_the_state_of_the_database_has_a_page(api: Api, browser: PageReader) -> None:
+    # One table is larger than all others, which are nearly empty and of which only twenty are listed.
+    await api.write(text(CHANGES.replace("(1, 2)", "(1, 20000)")))
     found = await read(api, "database")
     assert "statements" in found["missing"]
-    assert "accounts" in {each["table"] for each in found["tables"]}
+    sizes = [each["total_bytes"] for each in found["tables"]]
+    assert (len(sizes), sizes) == (20, sorted(sizes, reverse=True))
+    assert found["tables"][0]["table"] == "account_changes"
     page = (await browser.read("/ops/database")).text
-    for words in ("Not shown: the extension pg_stat_statements", "No statement waits for a lock", "accounts"):
+    for words in (
+        "Not shown: the extension pg_stat_statements",
+        "No statement waits for a lock",
+        "account_changes",
+    ):
         assert words in page, words
