@@ -17,6 +17,7 @@ from typing import NamedTuple, cast
 import msgspec
 
 from holdfast.ledger.catalog.input_schema import InputFile, addresses_of, name_files, with_links
+from holdfast.ledger.catalog.metering import Measured
 from holdfast.ledger.catalog.models import Catalog, Model, Pricing, Tariff, Tier, Upstream
 from holdfast.ledger.catalog.terms import Rate, Terms, Units
 from holdfast.ledger.plain_json import NotPlain, canonical_json, plain_copy
@@ -238,7 +239,7 @@ def price_input(
             final=True,
         )
     smallest, estimated, largest = measured = model.meter.measure(given)
-    minimum_micro, estimate_micro, maximum_micro = [price_micro(tariff.rate, units) for units in measured]
+    (minimum_micro, estimate_micro, maximum_micro), basis = _priced(tariff.rate, measured)
     terms = Terms(
         model=model.id,
         modality=model.modality,
@@ -253,7 +254,7 @@ def price_input(
         maximum_micro=maximum_micro,
         hold_micro=estimate_micro if model.hold == "estimate" else maximum_micro,
         exact=minimum_micro == maximum_micro,
-        basis=basis_of(tariff.rate, estimated),
+        basis=basis,
         provider=model.upstream.provider,
         upstream_model=model.upstream.model,
         provider_quote_hash=tariff.provider_quote_hash,
@@ -263,6 +264,12 @@ def price_input(
         on_mismatch=model.charge.on_mismatch,
     )
     return PricedInput(given, terms, files)
+
+
+@lru_cache(maxsize=4096)
+def _priced(rate: Rate, measured: Measured) -> tuple[list[int], str]:
+    """Return the prices of units, and how the expected one is computed: most inputs of a model have equal units."""
+    return [price_micro(rate, units) for units in measured], basis_of(rate, measured.estimated)
 
 
 def quote_input(
