@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
+import trio
 from sqlalchemy import Connection
 
 from holdfast.actors.account.by_keys import NoteChange, by_key
@@ -402,9 +403,8 @@ class Call:
     def _record_use(self, key: KnownKey) -> None:
         """Record the use of a key at its account, at most once a minute."""
         assert self.bearer is not None
-        now = self.deps.now()
-        if self.deps.access.key_cache.is_use_due(self.bearer.sha256, now):
-            self.deps.accounts.ref(key.account_id).tell(RecordKeyUse(key.key_id, now))
+        if self.deps.access.key_cache.is_use_due(self.bearer.sha256, trio.current_time()):
+            self.deps.accounts.ref(key.account_id).tell(RecordKeyUse(key.key_id, self.deps.now()))
 
     @property
     def session(self) -> SessionRecord:

@@ -19,10 +19,11 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Final, Literal
 
+import msgspec
 import trio
 
 from holdfast.ledger.api_keys import has_scope, lacking_scope
@@ -43,8 +44,8 @@ _CHECKSUM_CHARS: Final = 6
 _PAIRS: Final = tuple(high + low for high in _BASE62 for low in _BASE62)
 """The numbers below 62² as two base62 digits."""
 
-_AUTHORIZATION = re.compile(r"bearer +([A-Za-z0-9._~+/-]{1,256}=*)", re.ASCII | re.IGNORECASE)
-_OPERATOR_AUTHORIZATION = re.compile(r"bearer +([\x21-\x7e]{1,1024})", re.ASCII | re.IGNORECASE)
+_AUTHORIZATION = re.compile(r"(?i:bearer) +([A-Za-z0-9._~+/-]{1,256}=*)", re.ASCII)
+_OPERATOR_AUTHORIZATION = re.compile(r"(?i:bearer) +([\x21-\x7e]{1,1024})", re.ASCII)
 _SESSION_TOKEN = re.compile(r"hst_[A-Za-z0-9_-]{43}", re.ASCII)
 _API_KEY = re.compile(r"hk_(?:live|test)_[0-9A-Za-z]{38}", re.ASCII)
 
@@ -58,15 +59,14 @@ class MintedKey:
     prefix: str
 
 
-@dataclass(frozen=True, slots=True)
-class Bearer:
+class Bearer(msgspec.Struct, frozen=True):
     """A well-formed credential, not yet verified against the database."""
 
     kind: CredentialKind
     sha256: bytes
-    place: int | None = field(default=None, compare=False)
+    place: int | None
     """The place that it carries; None if it carries none."""
-    key_prefix: str | None = field(default=None, compare=False)
+    key_prefix: str | None = None
     """How the API key begins; None for a session."""
 
 
@@ -167,7 +167,7 @@ class KnownKey:
     """What the key may do; a session has none."""
 
 
-USE_RECORDED_EVERY: Final = timedelta(minutes=1)
+USE_RECORDED_EVERY_S: Final = 60.0
 
 
 class KeyCache:
@@ -181,16 +181,16 @@ class KeyCache:
         self._known: OrderedDict[bytes, KnownKey] = OrderedDict()
         self._reading: dict[bytes, trio.Event] = {}
         """Set when a key has been read."""
-        self._recorded: dict[bytes, datetime] = {}
+        self._recorded_s: dict[bytes, float] = {}
 
-    def is_use_due(self, sha256: bytes, now: datetime) -> bool:
-        """Return whether to record a use of this key, at most once per ``USE_RECORDED_EVERY``."""
-        recorded = self._recorded.get(sha256)
-        if recorded is not None and now - recorded < USE_RECORDED_EVERY:
+    def is_use_due(self, sha256: bytes, now_s: float) -> bool:
+        """Return whether to record a use of this key, at most once in ``USE_RECORDED_EVERY_S``."""
+        recorded_s = self._recorded_s.get(sha256)
+        if recorded_s is not None and now_s - recorded_s < USE_RECORDED_EVERY_S:
             return False
-        if len(self._recorded) >= self._entries_max:
-            self._recorded.clear()
-        self._recorded[sha256] = now
+        if len(self._recorded_s) >= self._entries_max:
+            self._recorded_s.clear()
+        self._recorded_s[sha256] = now_s
         return True
 
     def get(self, sha256: bytes) -> KnownKey | None:
