@@ -106,7 +106,7 @@ class HoldfastApp(QuartTrio):
         # Of paths with parameters, those of models and of tasks that are polled come again and again.
         self._match = functools.lru_cache(MATCHES_MAX)(functools.partial(self._adapter.match, return_rule=True))
         self._fixed = {
-            (rule.rule, method): rule
+            (rule.rule.encode(), method): rule
             for rule in self.url_map.iter_rules()
             if not rule.arguments
             for method in rule.methods or ()
@@ -118,8 +118,11 @@ class HoldfastApp(QuartTrio):
         try:
             _begin(request)
             path: Mapping[str, str] = {}
-            rule = self._fixed.get((request.path, request.method))
+            raw_path = request.scope["raw_path"]
+            rule = self._fixed.get((raw_path, request.method))
             if rule is None:
+                if not is_normal_path(raw_path):
+                    raise NotFound
                 rule, path = self._match(request.path, request.method)
             request.url_rule = cast(QuartRule, rule)
             if request.method == "OPTIONS":
@@ -163,14 +166,11 @@ async def _serve(deps: Dependencies, route: Served, request: HoldfastRequest, pa
 
 
 def _begin(request: HoldfastRequest) -> None:
-    """Give the request its id, and refuse a path that is not in its normal form."""
+    """Give the request its id."""
     request.started_s = time.perf_counter()
     start_trace(request)
     if levels.any:
         about.set((request.path,))
-    if not is_normal_path(request.scope["raw_path"]):
-        request.url_rule = None
-        raise NotFound
 
 
 def _finish(deps: Dependencies, request: HoldfastRequest, response: Response) -> Response:
@@ -245,10 +245,11 @@ def is_normal_path(raw_path: bytes) -> bool:
     No empty and no dot segments, no percent-encoding that is not needed, an encoded slash only inside a model's id,
     and no NUL, which no name has and no row can store.
     """
-    if b"//" in raw_path or b"%00" in raw_path or (b"/." in raw_path and _DOTS.search(raw_path)):
+    # Not by "in", which tries bytes as a number first and takes ten times as long.
+    if raw_path.count(b"//") or (raw_path.count(b"/.") and _DOTS.search(raw_path)):
         return False
-    if b"%" not in raw_path:
+    if not raw_path.count(b"%"):
         return True
-    if _UNRESERVED.search(raw_path):
+    if b"%00" in raw_path or _UNRESERVED.search(raw_path):
         return False
     return b"%2f" not in raw_path.lower() or raw_path.startswith(_MODELS)

@@ -61,9 +61,38 @@ _NO_HEADERS: Final = Headers()
 class HoldfastRequest(TrioRequest):
     """A request whose body stays in the server until it is read."""
 
+    # Not set by the constructor: most requests keep most of these.
+    _headers: Headers | None = None
+    _read_bytes = 0
+    _has_read_all = False
+    keeps_body = False
+    """Whether it may have to be sent on to another cell once its body was read."""
+    kept_body: bytes | None = None
+    """The whole body, if it was read and is kept."""
+    body_fault: Exception | None = None
+    """Why the body cannot be read any more."""
+    hop = 0
+    """Why another cell has sent it on (:class:`~holdfast.http.kit.other_cells.Hop`); 0 for a client's own."""
+    is_settled = False
+    """Whether it is answered here: no other cell has what it names, or the response has begun."""
+    has_looked_again = False
+    """Whether it is served again, because what it names may have come from another cell meanwhile."""
+    lists_differ = False
+    """Whether a cell that it was sent on to has another list of cells."""
+    had_effect = False
+    """Whether an actor has accepted a command of it."""
+    started_s = 0.0
+    id = ""
+    caller: str | None = None
+    """Whose credential it has: an account's id or an operator's name; None while that is not known."""
+    key_prefix: str | None = None
+    """How the API key begins that it has; None without one."""
+    traceresponse: str | None = None
+    """The caller's trace, which this request continues."""
+    span: Span | None = None
+
     def __init__(self, scope: HTTPScope, receive: ASGIReceiveCallable) -> None:
         client = scope.get("client")
-        self._headers: Headers | None = None
         # Not Quart's own: it makes a lock and a buffer with two events for a body that would be sent to it.
         SansIORequest.__init__(
             self,
@@ -83,33 +112,6 @@ class HoldfastRequest(TrioRequest):
         for name, value in scope["headers"]:
             self.sent[name].append(value.decode("latin1"))
         self.receive = receive
-        self._read_bytes = 0
-        self._has_read_all = False
-        self.keeps_body = False
-        """Whether it may have to be sent on to another cell once its body was read."""
-        self.kept_body: bytes | None = None
-        """The whole body, if it was read and is kept."""
-        self.body_fault: Exception | None = None
-        """Why the body cannot be read any more."""
-        self.hop = 0
-        """Why another cell has sent it on (:class:`~holdfast.http.kit.other_cells.Hop`); 0 for a client's own."""
-        self.is_settled = False
-        """Whether it is answered here: no other cell has what it names, or the response has begun."""
-        self.has_looked_again = False
-        """Whether it is served again, because what it names may have come from another cell meanwhile."""
-        self.lists_differ = False
-        """Whether a cell that it was sent on to has another list of cells."""
-        self.had_effect = False
-        """Whether an actor has accepted a command of it."""
-        self.started_s = 0.0
-        self.id = ""
-        self.caller: str | None = None
-        """Whose credential it has: an account's id or an operator's name; None while that is not known."""
-        self.key_prefix: str | None = None
-        """How the API key begins that it has; None without one."""
-        self.traceresponse: str | None = None
-        """The caller's trace, which this request continues."""
-        self.span: Span | None = None
 
     @property
     def undelivered(self) -> list[Callable[[], None]]:
@@ -312,10 +314,12 @@ class HoldfastConnection(ASGIHTTPConnection):
         headers.append((b"x-request-id", request.id.encode()))
         if request.traceresponse is not None:
             headers.append((b"traceresponse", request.traceresponse.encode()))
+        body = response.response
+        unless_set = list(UNLESS_SET)
+        if isinstance(body, DataBody):
+            unless_set.append((b"content-length", b"%d" % len(body.data)))
         named = dict(headers)
-        for header in UNLESS_SET:
-            if header[0] not in named:
-                headers.append(header)
+        headers += [header for header in unless_set if header[0] not in named]
         start = cast(
             HTTPResponseStartEvent,
             {"type": "http.response.start", "status": response.status_code, "headers": headers},
@@ -324,17 +328,17 @@ class HoldfastConnection(ASGIHTTPConnection):
             await send(start)
             await send(_part(b"", more=False))
             return
-        if isinstance(response.response, DataBody):
+        if isinstance(body, DataBody):
             await send(start)
-            await send(_part(response.response.data, more=False))
+            await send(_part(body.data, more=False))
             return
         timeout_s = response.timeout if isinstance(response.timeout, int | float) else None
         # After the timeout the response is incomplete, and the server closes the connection.
         with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
             # Entered before anything is sent, so that nothing waits between a handler's checks and its body.
-            async with response.response as body:
+            async with body as parts:
                 await send(start)
-                async for data in body:
+                async for data in parts:
                     await send(_part(data.encode() if isinstance(data, str) else data, more=True))
             await send(_part(b"", more=False))
 

@@ -11,7 +11,7 @@ import msgspec
 import structlog
 import trio
 from quart import Response
-from quart.wrappers.response import ResponseBody
+from quart.wrappers.response import DataBody, ResponseBody
 from werkzeug.exceptions import HTTPException
 
 from holdfast.actors.runtime.faults import AccountAway, ShareExceeded
@@ -153,17 +153,19 @@ def outcome_response(outcome: Outcome) -> Response:
             return outcome
         case Refusal():
             return refusal_response(outcome)
+        case BodyResponse(Refusal() as refusal, _, headers):
+            return refusal_response(refusal, dict(headers))
         case BodyResponse(body, status, headers):
-            response = refusal_response(body) if isinstance(body, Refusal) else _json_response(body, status)
-            if headers:
-                response.headers.update(headers)
+            response = _json_response(body, status)
+            for name, value in headers:
+                response.headers.add(name, value)
             return response
         case _:
             return _json_response(outcome)
 
 
 def _json_response(body: msgspec.Struct, status: int | None = None) -> Response:
-    return Response(msgspec.json.encode(body), status=status or 200, content_type="application/json")
+    return Response(DataBody(msgspec.json.encode(body)), status=status or 200, content_type="application/json")
 
 
 def refusal_response(refusal: Refusal, headers: dict[str, str] | None = None) -> RefusalResponse:
