@@ -348,7 +348,8 @@ class Call:
             return None
         if self.route.auth is Auth.KEY_OR_LINK and "sig" in self.request.args:
             return None
-        found = read_bearer(self.request.sent[b"authorization"], _WANTED.get(self.route.auth))
+        known = self.deps.access.key_cache
+        found = read_bearer(self.request.sent[b"authorization"], _WANTED.get(self.route.auth), known)
         if isinstance(found, Refusal):
             return None if self.route.auth is Auth.OPTIONAL else found
         self.bearer, self.request.key_prefix = found, found.key_prefix

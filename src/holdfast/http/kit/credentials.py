@@ -17,7 +17,7 @@ import secrets
 import string
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -89,8 +89,12 @@ def is_api_key(text: str) -> bool:
     return _API_KEY.fullmatch(text) is not None and _checksum(text[:-_CHECKSUM_CHARS]) == text[-_CHECKSUM_CHARS:]
 
 
-def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> Bearer | Refusal:
+def read_bearer(
+    authorization: Sequence[str], wanted: CredentialKind | None, known: Container[bytes] = ()
+) -> Bearer | Refusal:
     """Read the request's Authorization headers as one credential of the ``wanted`` kind (None: either kind).
+
+    An API key whose hash is ``known`` is not checked for its form again.
 
     Refuses: 1. ``missing_credentials``; 2. ``invalid_credentials`` (several headers, another scheme, invalid
     characters); 3. ``wrong_credential_type``; 4. ``invalid_session`` or ``invalid_api_key`` (malformed).
@@ -106,9 +110,9 @@ def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> 
         return NEEDS_SESSION if wanted == "session" else NEEDS_API_KEY
     if kind == "session" and _SESSION_TOKEN.fullmatch(token):
         return Bearer("session", digest(token), place_carried_by(token[len("hst_") :][:PLACE_DIGITS]))
-    if kind == "api_key" and is_api_key(token):
+    if kind == "api_key" and ((sha256 := digest(token)) in known or is_api_key(token)):
         place = place_carried_by(token[:-_CHECKSUM_CHARS])
-        return Bearer("api_key", digest(token), place, token[:KEY_PREFIX_CHARS])
+        return Bearer("api_key", sha256, place, token[:KEY_PREFIX_CHARS])
     return INVALID_SESSION if kind == "session" else INVALID_API_KEY
 
 
@@ -156,8 +160,7 @@ SESSION_EXPIRED: Final = Refusal(code="session_expired", message="The session ha
 INVALID_API_KEY: Final = Refusal(code="invalid_api_key", message="The API key does not exist or was revoked.")
 
 
-@dataclass(frozen=True, slots=True)
-class KnownKey:
+class KnownKey(msgspec.Struct, frozen=True):
     """The immutable facts of an API key or a session; whether it is valid is not one of them."""
 
     account_id: str
@@ -232,6 +235,9 @@ class KeyCache:
     def forget(self, sha256: bytes) -> None:
         """Read the key again before its next use."""
         self._known.pop(sha256, None)
+
+    def __contains__(self, sha256: object) -> bool:
+        return sha256 in self._known
 
     def __len__(self) -> int:
         return len(self._known)
