@@ -46,6 +46,31 @@ def test_a_large_name_that_comes_late_is_found() -> None:
     assert [len(hour["account"].of) for hour in counts._hours if hour] == [NAMES_KEPT]
 
 
+def test_names_that_come_together_are_counted_each() -> None:
+    counts = CostCounts(clock := Clock())
+    for number in range(3 * NAMES_MAX):
+        counts.add_each(("route", "key"), ("GET /a", f"key_{number % 2}" if number % 3 else None))
+    clock.now_s += 60
+    counts.add_each(("route", "key"), ("GET /b", "key_0"))
+    found = counts.read().minutes
+    assert [(each.name, each.count) for each in found["route"].largest] == [
+        ("GET /a", 3 * NAMES_MAX),
+        ("GET /b", 1),
+    ]
+    of_keys = {each.name: each.count for each in found["key"].largest}
+    assert of_keys == {"key_0": NAMES_MAX + 1, "key_1": NAMES_MAX}
+    clock.now_s += (MINUTES - 1) * 60
+    assert [each.name for each in counts.read().minutes["route"].largest] == ["GET /b"]
+
+
+def test_names_that_come_together_once_take_bounded_memory() -> None:
+    counts = CostCounts(Clock())
+    for number in range(3 * NAMES_MAX):
+        counts.add_each(("route", "account"), ("GET /a", f"acct_{number}"))
+        assert len(counts._together) <= NAMES_MAX
+    assert counts.read().minutes["account"].total == 3 * NAMES_MAX
+
+
 def test_minutes_leave_the_last_ones_and_stay_in_the_day() -> None:
     clock = Clock()
     counts = CostCounts(clock)

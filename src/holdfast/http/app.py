@@ -194,11 +194,9 @@ def _finish(deps: Dependencies, request: HoldfastRequest, response: Response) ->
 
 def _count_costs(request: HoldfastRequest) -> None:
     """Count a request by its route and, if its credential is an account's, by that and its key."""
-    costs.add("route", request.endpoint or "none")
-    if request.caller and request.caller.startswith("acct_"):
-        costs.add("account", request.caller)
-        if request.key_prefix is not None:
-            costs.add("key", request.key_prefix)
+    account = request.caller if request.caller and request.caller.startswith("acct_") else None
+    key = None if account is None else request.key_prefix
+    costs.add_each(("route", "account", "key"), (request.endpoint or "none", account, key))
 
 
 def _log_request(request: HoldfastRequest, status: int, duration_s: float) -> None:

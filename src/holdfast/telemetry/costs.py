@@ -94,13 +94,37 @@ class CostCounts:
         self._minute_ends_s = (self._minute + 1) * 60.0
         self._minutes: deque[dict[CostOf, _Counts]] = deque([{}], maxlen=MINUTES)
         self._hours: deque[dict[CostOf, _Counts]] = deque([{}], maxlen=HOURS)
+        self._together: dict[tuple[tuple[CostOf, ...], tuple[str | None, ...]], int] = {}
+        """How often names were counted together in the minute that has not ended, and not yet each by itself."""
 
     def add(self, of: CostOf, name: str, count: float = 1.0) -> None:
         """Count something of a name now."""
         if self._counter() >= self._minute_ends_s:
             self._begin_minute()
+        self._add(of, name, count)
+
+    def add_each(self, of: tuple[CostOf, ...], names: tuple[str | None, ...]) -> None:
+        """Count something of several names now, each of its kind; None is no name.
+
+        The same names come together again and again: until the minute ends, they are counted at the cost of one.
+        """
+        if self._counter() >= self._minute_ends_s:
+            self._begin_minute()
+        self._together[of, names] = self._together.get((of, names), 0) + 1
+        if len(self._together) > NAMES_MAX:
+            self._separate()
+
+    def _add(self, of: CostOf, name: str, count: float) -> None:
         counts = self._minutes[-1]
         (counts.get(of) or counts.setdefault(of, _Counts())).add(name, count)
+
+    def _separate(self) -> None:
+        """Count by itself each name of those that were counted together."""
+        together, self._together = self._together, {}
+        for (kinds, names), count in together.items():
+            for of, name in zip(kinds, names, strict=True):
+                if name is not None:
+                    self._add(of, name, count)
 
     def time_turn(self) -> TimedTurn | None:
         """Begin to measure the CPU of the turn that begins, if it is one that stands for others."""
@@ -108,6 +132,7 @@ class CostCounts:
         return TimedTurn() if self._turns % TURNS_FOR_ONE_TIMED == 1 else None
 
     def _begin_minute(self) -> None:
+        self._separate()
         now = int(self._counter() // 60)
         while self._minute < now:
             _add_all(self._hours[-1], self._minutes[-1])

@@ -174,8 +174,7 @@ async def _ask_account(
     reply: CreateReply
     account = call.deps.accounts.ref(key.account_id)
     if isinstance(command, CreateTask):
-        costs.add("model", command.request.terms.model)
-        costs.add("provider", command.request.terms.provider)
+        costs.add_each(("model", "provider"), (command.request.terms.model, command.request.terms.provider))
     if isinstance(command, CreateTask) and command.request.files:
         command = await _claim_files(call, key.account_id, command)
     if isinstance(command, Refusal):
