@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeAlias, cast
 
 from quart import Request, Response
@@ -159,10 +159,12 @@ class HoldfastApp(QuartTrio):
         return Refusal(code="route_not_found", message=f"{message} Look at the base URL of the client.")
 
 
-async def _serve(deps: Dependencies, route: Served, request: HoldfastRequest, path: dict[str, str]) -> Response:
+def _serve(
+    deps: Dependencies, route: Served, request: HoldfastRequest, path: dict[str, str]
+) -> Awaitable[Response]:
     if isinstance(route, ServedPage):
-        return await route.serve(deps, request, path)
-    return await serve_call(deps, route, request, path)
+        return route.serve(deps, request, path)
+    return serve_call(deps, route, request, path)
 
 
 def _begin(request: HoldfastRequest) -> None:
