@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
-import trio
 from sqlalchemy import Connection
 
 from holdfast.actors.account.by_keys import NoteChange, by_key
@@ -404,7 +403,7 @@ class Call:
     def _record_use(self, key: KnownKey) -> None:
         """Record the use of a key at its account, at most once a minute."""
         assert self.bearer is not None
-        if self.deps.access.key_cache.is_use_due(self.bearer.sha256, trio.current_time()):
+        if self.deps.access.key_cache.is_use_due(self.bearer.sha256):
             self.deps.accounts.ref(key.account_id).tell(RecordKeyUse(key.key_id, self.deps.now()))
 
     @property

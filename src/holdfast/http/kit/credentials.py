@@ -186,9 +186,9 @@ class KeyCache:
         """Set when a key has been read."""
         self._recorded_s: dict[bytes, float] = {}
 
-    def is_use_due(self, sha256: bytes, now_s: float) -> bool:
+    def is_use_due(self, sha256: bytes) -> bool:
         """Return whether to record a use of this key, at most once in ``USE_RECORDED_EVERY_S``."""
-        recorded_s = self._recorded_s.get(sha256)
+        now_s, recorded_s = trio.current_time(), self._recorded_s.get(sha256)
         if recorded_s is not None and now_s - recorded_s < USE_RECORDED_EVERY_S:
             return False
         if len(self._recorded_s) >= self._entries_max:
