@@ -129,8 +129,11 @@ class PostgresServer:
     """A server in its own folder, on its own port."""
 
     folder: Path
-    port: int = field(default_factory=reserve_port)
+    port: int = field(init=False)
     process: subprocess.Popen[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self.port = reserve_port(self)
 
     @property
     def pgdata(self) -> Path:

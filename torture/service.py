@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,19 +20,16 @@ RESTART_PAUSE_S = 0.05
 STOP_S = 60.0
 
 
-_reserved: list[socket.socket] = []
-
-
-def reserve_port() -> int:
-    """Return a port of loopback that no other process is given while this one runs.
+def reserve_port(owner: object) -> int:
+    """Return a port of loopback that no other process is given for as long as ``owner`` exists.
 
     It is kept by a socket that is bound and does not listen. A server that binds with SO_REUSEADDR may listen on it
-    nevertheless.
+    nevertheless; meanwhile connections are refused.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))
-    _reserved.append(held)
+    weakref.finalize(owner, held.close)
     return int(held.getsockname()[1])
 
 
@@ -62,11 +60,14 @@ class Service:
     settings: Mapping[str, str]
     environment: Mapping[str, str] = field(default_factory=dict)
     files_max: int | None = None
-    port: int = field(default_factory=reserve_port)
+    port: int = field(init=False)
     ends: list[str] = field(default_factory=list)
     kills: int = 0
     process: subprocess.Popen[bytes] | None = None
     _is_killed: bool = False
+
+    def __post_init__(self) -> None:
+        self.port = reserve_port(self)
 
     @property
     def url(self) -> str:

@@ -16,7 +16,7 @@ import trio
 from msgspec.structs import replace
 from tests.actors.actor_system import ActorSystem, create_task, make_system
 from tests.certificates import Authority
-from tests.reserved_ports import reserve_port
+from torture.service import reserve_port
 
 from holdfast.actors.account.messages import (
     BeginAttempt,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tests.clients import until
 from tests.haproxy_process import Proxy, haproxy
-from tests.reserved_ports import reserve_port
+from torture.service import reserve_port
 
 from holdfast.ledger.cells import Cells
 from holdfast.settings.settings import load_settings

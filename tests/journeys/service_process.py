@@ -21,7 +21,7 @@ import httpx2
 from tests.clients import until
 from tests.forked_processes import HOLDFAST, ForkedProcess, fork_process
 from tests.fresh_clusters import create_data_folder
-from tests.reserved_ports import reserve_port
+from torture.service import reserve_port
 
 from holdfast.cluster.place_map import members_map
 from holdfast.ledger.values import place_of

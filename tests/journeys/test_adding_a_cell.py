@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from sqlalchemy import text
 from tests.clients import Customer, code_of, loopback_client, ok
-from tests.reserved_ports import reserve_port
+from torture.service import reserve_port
 
 from holdfast.ledger.values import place_of
 from holdfast.persistence.server.connections import connected

@@ -25,8 +25,8 @@ import trio
 import yaml
 from tests.clients import Customer, Totals, loopback_client, ok, until
 from tests.containers import ROOT, Container, alone, build_image, environment, make_debian, podman
-from tests.reserved_ports import reserve_port
 from tests.tools import needs, path_of
+from torture.service import reserve_port
 
 from holdfast.commands.init import MEMBERS
 from holdfast.ledger.values import place_digits, place_of

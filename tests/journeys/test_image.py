@@ -19,9 +19,9 @@ from tests.clients import Customer, Totals, loopback_client, ok, until
 from tests.containers import ROOT, Container, build_image, copy_sources, environment, podman
 from tests.mail_server import Post, running
 from tests.orphans import orphan_program
-from tests.reserved_ports import reserve_port
 from tests.tools import needs, path_of
 from torture.postgres import PostgresServer
+from torture.service import reserve_port
 
 import holdfast
 

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 import trio
 from tests.clients import Customer, code_of, loopback_client, ok, until
-from tests.reserved_ports import reserve_port
+from torture.service import reserve_port
 
 from holdfast.commands.move_account import EndOfMove, move_account
 from holdfast.persistence.queries.books import trial_balance

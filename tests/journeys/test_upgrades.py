@@ -27,9 +27,9 @@ import trio
 from benchmarks.roll_clients import RollClients
 from tests.clients import Customer, loopback_client, until
 from tests.containers import ROOT, Container, build_image, copy_sources, podman
-from tests.reserved_ports import reserve_port
 from tests.tools import needs
 from torture.postgres import PostgresServer, binaries
+from torture.service import reserve_port
 
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.server.connections import connected

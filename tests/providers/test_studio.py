@@ -23,7 +23,7 @@ from PIL import Image
 from quart import request
 from quart_trio import QuartTrio
 from tests.clients import until
-from tests.reserved_ports import reserve_port
+from torture.service import reserve_port
 
 from holdfast_emulators.studio.app import serve_studio
 from holdfast_emulators.studio.model import OutputFile, RenderContext, finished
