@@ -81,6 +81,25 @@ async def test_the_first_tls_connection_loads_the_authorities_in_a_thread(
     pool.close()
 
 
+async def test_authorities_that_cannot_be_read_are_no_connection(
+    nursery: trio.Nursery, server_tls: tuple[ssl.SSLContext, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, path = server_tls
+    files = [path.parent / "none.pem", path.parent / "empty.pem", path]
+    files[1].touch()
+    monkeypatch.setattr(
+        connection_pool, "tls_context", lambda: ssl.create_default_context(cafile=str(files.pop(0)))
+    )
+    pool = Servers(nursery, partial(serve_tls, context)).pool(ssl_context=None)
+    here = HERE._replace(port=443, tls=True)
+    for cause in (FileNotFoundError, ssl.SSLError):
+        with pytest.raises(ConnectError) as raised:
+            await ask(pool, here)
+        assert isinstance(raised.value.__cause__, cause)
+    assert await ask(pool, here) == b"ok"
+    pool.close()
+
+
 class Corked(trio.abc.HalfCloseableStream):
     """A stream that sends what it was given while ``is_corked`` at once afterwards."""
 

@@ -518,7 +518,8 @@ class ConnectionPool:
                     connected.close()
                     if isinstance(fault, trio.TooSlowError):
                         raise ConnectTimeout("TLS was not established in time") from fault
-                    if isinstance(fault, trio.BrokenResourceError):
+                    # An OSError is of the file of authorities, which cannot be read now.
+                    if isinstance(fault, trio.BrokenResourceError | OSError):
                         raise ConnectError("TLS cannot be established") from fault
                     raise
         connection = ClientConnection(endpoint, stream, connected, self._idle_timeout_s, self._look_by)
