@@ -154,6 +154,9 @@ async def test_an_operators_code_is_checked_by_the_cell_of_the_address(
     tried = {"email": email, "otp_id": "otp_1", "otp": "123456"}
     answer = await first.http.post("/ops/api/session/verify", json=tried, headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_otp")
+    second.sign_ins.answer = Refusal(code="otp_rate_limited", message="Too many.", retry_after_s=47)
+    refused = await first.http.post("/ops/api/session/code", json={"email": email}, headers=headers)
+    assert (refused.json()["error"]["code"], refused.headers["Retry-After"]) == ("otp_rate_limited", "47")
     assert first.sign_ins.asked == []
     await first.deps.state(Clients).close()
     first.change(cells=cells(1, AWAY, AWAY))

@@ -12,6 +12,7 @@ OpenSSL's ``SSL_CERT_FILE``.
 
 from __future__ import annotations
 
+import math
 import re
 import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -50,6 +51,7 @@ from holdfast.ledger.refusals import ACCOUNT_MOVING, Refusal
 from holdfast.ledger.values import place_carried_by
 from holdfast.persistence.queries.moves import find_departed
 from holdfast.persistence.server.lookups import Lookup
+from holdfast.providers.outbound.connection_pool import parse_retry_after
 from holdfast.providers.signatures import sign, verify_signature
 
 MARK: Final = "Holdfast-Forwarded"
@@ -376,7 +378,9 @@ async def ask_for_operator(
                 error = msgspec.json.decode(content, type=ErrorResponse).error
             except LOST:
                 return _UNKNOWN
-        return Refusal(code=error.code, message=error.message, param=error.param)
+        pause_s = parse_retry_after(answer.headers.get("Retry-After"), deps.wall())
+        retry_after_s = None if pause_s is None else math.ceil(pause_s)
+        return Refusal(code=error.code, message=error.message, param=error.param, retry_after_s=retry_after_s)
     return None
 
 
