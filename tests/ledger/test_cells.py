@@ -67,6 +67,17 @@ def test_places_of_two_cells_are_those_of_one_now_and_of_one_before() -> None:
         assert numbers == ([1, 2] if place_of(email) < 0x100 else [1] if place_of(email) < 0x800 else [2])
 
 
+def test_an_emptied_cell_keeps_one_place_and_is_asked_for_what_it_had() -> None:
+    emptied = TWO.replace('"000-7ff, fff"', '"000-ffe"').replace('"000-7ff"', '"000-fff"')
+    emptied = emptied.replace('"800-ffe"', '"fff"\nformer_places = "800-ffe"').replace(
+        'emails = "800-fff"', 'former_emails = "800-fff"'
+    )
+    cells = Cells(1, parse_cells(emptied))
+    of_places = [[cell.number for cell in cells.of_place(place)] for place in (0x7FF, 0x800, 0xFFE, 0xFFF)]
+    assert of_places == [[1], [1, 2], [1, 2], [2]]
+    assert {cells.of_email(f"{number}@example.com")[0].number for number in range(50)} == {1}
+
+
 def test_new_accounts_and_provider_checks_have_places_of_their_cell() -> None:
     cells = Cells(1, parse_cells(TWO))
     assert {cells.of_place(place_of(cells.new_account_id()))[0].number for _ in range(100)} == {1}

@@ -13,12 +13,16 @@ import structlog
 import trio
 
 from holdfast.actors.workers.newest_queue import NewestQueue
+from holdfast.ledger.cells import Cell, Cells
+from holdfast.ledger.values import PLACES
+from holdfast.persistence.records.tables import given_emails
 from holdfast.persistence.server import migrate as migrating
+from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.migrate import MigrationReport, migrate
 from holdfast.sockets.listening import SlotSockets
 from holdfast.start.exit_codes import GAVE_UP
-from holdfast.start.service import _log_when_ready, _run
+from holdfast.start.service import _lacks_accounts, _log_when_ready, _run
 from holdfast.supervision.spec import Backoff, ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild
@@ -124,3 +128,13 @@ def test_a_start_without_a_database_ends_in_time(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(DatabaseAway):
         migrating.migrate_when_reachable("postgresql://holdfast@127.0.0.1:1/nothing")
     assert clock.now_s - 100 == migrating.DATABASE_START_S
+
+
+async def test_a_start_says_which_cells_the_list_lacks(database_url: str) -> None:
+    every = (range(PLACES),)
+    alone = Cells(1, [Cell(1, every, every, "http://one", "http://one")])
+    with connected(database_url) as rows, rows.begin():
+        rows.execute(given_emails.insert().values(email_sha256=bytes(32), cell=2, at=datetime.now(UTC)))
+    with structlog.testing.capture_logs() as logs:
+        assert not await _lacks_accounts(database_url, alone)
+    assert [(line["log_level"], line["cells"]) for line in logs if "cells" in line] == [("error", [2])]

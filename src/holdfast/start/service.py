@@ -25,7 +25,7 @@ from holdfast import __version__
 from holdfast.actors.workers.report_writer import store_last_reports
 from holdfast.http.server.limits import connections_within, raise_open_files_limit
 from holdfast.ledger.cells import Cells
-from holdfast.persistence.queries.moves import find_unreachable
+from holdfast.persistence.queries.moves import find_unlisted, find_unreachable
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.embedded import EmbeddedPostgres
@@ -148,14 +148,17 @@ async def _run(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int
 async def _lacks_accounts(database_url: str, cells: Cells) -> bool:
     """Print which accounts could not be found by the list of cells, and return whether there are any.
 
-    A start while the database is away is not checked.
+    A list that lacks another cell may be the one from before that was added. A start while the database is away is
+    not checked.
     """
     try:
         one = trio.CapacityLimiter(1)
-        missing = await trio.to_thread.run_sync(_unreachable, database_url, cells, limiter=one)
+        missing, unlisted = await trio.to_thread.run_sync(_missing_in_list, database_url, cells, limiter=one)
     except DatabaseAway as fault:
         log.warning("the list of cells was not checked", reason=str(fault))
         return False
+    if unlisted:
+        log.error("the list lacks cells to which this one gave addresses: what is not found is 503", cells=unlisted)
     if missing:
         print(  # noqa: T201
             f"HOLDFAST_CELLS: by this list no request would find {len(missing)} accounts of the database, such as "
@@ -166,9 +169,9 @@ async def _lacks_accounts(database_url: str, cells: Cells) -> bool:
     return bool(missing)
 
 
-def _unreachable(database_url: str, cells: Cells) -> list[str]:
+def _missing_in_list(database_url: str, cells: Cells) -> tuple[list[str], list[int]]:
     with connected(database_url) as rows, rows.begin():
-        return find_unreachable(rows, cells)
+        return find_unreachable(rows, cells), find_unlisted(rows, cells)
 
 
 async def _log_when_ready(assembly: Assembly, sockets: SlotSockets) -> None:
