@@ -111,6 +111,16 @@ async def test_a_read_on_a_lost_connection_is_retried_once(database: Database, d
     assert database.gate.is_open
 
 
+@pytest.mark.parametrize("by", ["work", "record", "renew"])
+async def test_a_write_uses_no_connection_that_was_cut_while_idle(
+    database: Database, database_url: str, by: str
+) -> None:
+    await getattr(database, by)(one)
+    await trio.to_thread.run_sync(backends_ended, database_url)
+    assert await getattr(database, by)(one) == 1
+    assert (database.gate.is_open, database.gate.closings) == (True, 0)
+
+
 @pytest.mark.parametrize(("by", "tries"), [("read", 2), ("work", 1)])
 async def test_only_a_read_is_repeated_once_when_connections_are_lost(
     database: Database, database_url: str, by: str, tries: int

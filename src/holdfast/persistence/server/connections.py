@@ -35,7 +35,7 @@ from psycopg.pq import Format
 from psycopg.waiting import Ready, Wait
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, DisconnectionError
 
 from holdfast.persistence.records.tables import metadata
 from holdfast.persistence.records.unreadable import UnreadableRow
@@ -353,7 +353,21 @@ def make_engine(url: str, *, pool_size: int, statement_timeout_ms: int, use: Eng
         isolation_level=None if use == "transactions" else "AUTOCOMMIT",
     )
     event.listen(engine, "handle_error", _name_unreadable)
+    if use != "reads":
+        # A read is repeated instead.
+        event.listen(engine, "checkout", _refuse_ended)
     return engine
+
+
+def _refuse_ended(connection: BoundedConnection, *_: object) -> None:
+    """Have the pool replace a connection that the server has ended while it was idle: what is written would fail.
+
+    An idle server sends nothing but its reason, or rarely a notice, after which the connection is no loss.
+    """
+    idle = select.poll()
+    idle.register(connection.pgconn.socket, select.POLLIN)
+    if idle.poll(0):
+        raise DisconnectionError
 
 
 def _name_unreadable(failed: ExceptionContext) -> None:
