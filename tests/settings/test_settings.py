@@ -306,6 +306,8 @@ def test_words_are_forgotten_while_another_thread_loads_a_module(monkeypatch: py
             sys.modules["loaded_by_another_thread"] = sys
             return super().partition(sep)
 
+    # What is forgotten is emptied, also for the modules that are put back afterwards.
+    forget_words()
     monkeypatch.setattr(sys, "modules", {LoadedMeanwhile("first"): sys, **sys.modules})
     forget_words()
     assert "loaded_by_another_thread" in sys.modules
