@@ -59,16 +59,8 @@ _since_boot_s = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time
 """Returns the seconds of a clock that cannot be set; on Linux it includes the time the machine slept."""
 
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
 def _wall() -> datetime:
     return datetime.now(UTC)
-
-
-def _micros(at: datetime) -> int:
-    """Return the microseconds since 1970, of which :meth:`ServiceClock.now` makes a time faster than by a sum."""
-    return (at - _EPOCH) // timedelta(microseconds=1)
 
 
 class ClocksDiffer(CannotServe):
@@ -93,17 +85,15 @@ class ServiceClock:
         self._off_max_s = off_max_s
         self._counter = counter
         self._wall = wall
-        # Microseconds of service time since 1970, and the counter at that time; replaced together.
-        self._anchor = _micros(wall()), counter()
+        # A service time and the counter at that time; replaced together.
+        self._anchor = wall(), counter()
         self.is_measured = False
 
     def now(self) -> datetime:
         """Return service time, aware UTC, truncated to milliseconds."""
-        return datetime.fromtimestamp(self._micros_at(self._counter()) // 1000 / 1000, UTC)
-
-    def _micros_at(self, counted: float) -> int:
-        at_micros, from_counted = self._anchor
-        return at_micros + round((counted - from_counted) * 1_000_000)
+        at, counted = self._anchor
+        now = at + timedelta(seconds=self._counter() - counted)
+        return now.replace(microsecond=now.microsecond // 1000 * 1000)
 
     def measure(self, rows: Connection) -> None:
         """Compare with the database's clock and store the measurement.
@@ -131,7 +121,8 @@ class ServiceClock:
             if not other_measured:
                 self._refuse_differing(row, by_database)
         else:
-            own = _EPOCH + timedelta(microseconds=self._micros_at(counted))
+            at, from_counted = self._anchor
+            own = at + timedelta(seconds=counted - from_counted)
             off_s = (by_database - own).total_seconds()
             if abs(off_s) <= STEP_S or other_measured:
                 service_at = by_database
@@ -139,7 +130,7 @@ class ServiceClock:
                 service_at = own
                 log.warning("the database's clock was set", by_s=round(off_s, 1))
         ahead_s = _decayed((service_at - row.database_now).total_seconds(), since_s)
-        self._anchor = _micros(row.database_now + timedelta(seconds=ahead_s)), counted
+        self._anchor = row.database_now + timedelta(seconds=ahead_s), counted
         self.is_measured = True
         measured = {
             "ahead_s": ahead_s,
