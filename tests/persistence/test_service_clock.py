@@ -77,6 +77,15 @@ def off_s(clock: ServiceClock, times: Times) -> float:
     return (clock.now() - times.true()).total_seconds()
 
 
+def test_service_time_is_the_last_whole_millisecond(times: Times, new_clock: Callable[[str], ServiceClock]) -> None:
+    times.passes(0.0007)
+    clock = new_clock("a")
+    times.passes(0.0002)
+    assert clock.now() == NOON + timedelta(seconds=1000)
+    times.passes(0.0004)
+    assert clock.now() == NOON + timedelta(seconds=1000, milliseconds=1)
+
+
 @pytest.mark.parametrize("step_s", [HOURS_2, -HOURS_2])
 async def test_a_wall_clock_that_is_set_changes_nothing(
     database: Database, times: Times, new_clock: Callable[[str], ServiceClock], step_s: float

@@ -85,15 +85,14 @@ class ServiceClock:
         self._off_max_s = off_max_s
         self._counter = counter
         self._wall = wall
-        # A service time and the counter at that time; replaced together.
-        self._anchor = wall(), counter()
+        # A service time in whole milliseconds, and the counter at that time; replaced together.
+        self._anchor = _anchor(wall(), counter())
         self.is_measured = False
 
     def now(self) -> datetime:
         """Return service time, aware UTC, truncated to milliseconds."""
         at, counted = self._anchor
-        now = at + timedelta(seconds=self._counter() - counted)
-        return now.replace(microsecond=now.microsecond // 1000 * 1000)
+        return at + timedelta(milliseconds=(self._counter() - counted) * 1000 // 1)
 
     def measure(self, rows: Connection) -> None:
         """Compare with the database's clock and store the measurement.
@@ -130,7 +129,7 @@ class ServiceClock:
                 service_at = own
                 log.warning("the database's clock was set", by_s=round(off_s, 1))
         ahead_s = _decayed((service_at - row.database_now).total_seconds(), since_s)
-        self._anchor = row.database_now + timedelta(seconds=ahead_s), counted
+        self._anchor = _anchor(row.database_now + timedelta(seconds=ahead_s), counted)
         self.is_measured = True
         measured = {
             "ahead_s": ahead_s,
@@ -153,6 +152,12 @@ class ServiceClock:
             f"{format_time(row.database_now)}; but {other}. That is more than "
             f"HOLDFAST_CLOCK_OFF_MAX_S={self._off_max_s:g} apart: set the wrong clock right; see `holdfast clock`."
         )
+
+
+def _anchor(at: datetime, counted: float) -> tuple[datetime, float]:
+    """Return the last whole millisecond until a time, and the counter then, if it is ``counted`` at that time."""
+    over_us = at.microsecond % 1000
+    return at - timedelta(microseconds=over_us), counted - over_us / 1e6
 
 
 def _decayed(ahead_s: float, since_s: float) -> float:
