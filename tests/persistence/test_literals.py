@@ -1,4 +1,4 @@
-"""Columns as array literals and as cells of COPY, byte for byte."""
+"""Columns as arrays and as cells of COPY, byte for byte."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy import BigInteger, Column, LargeBinary, Text
 from sqlalchemy.dialects.postgresql import ARRAY, JSON
 
-from holdfast.persistence.journal.statements import array_literals, codec_of, copy_cells
+from holdfast.persistence.journal.statements import array_parameters, codec_of, copy_cells
 
 
 @pytest.mark.parametrize(
-    ("kind", "values", "literal", "cells"),
+    ("kind", "values", "array", "cells"),
     [
         (Text(), ["a", 'b"\\'], '{"a","b\\"\\\\"}', ["a", 'b"\\\\']),
         (Text(), ["a\tb", None], '{"a\tb",NULL}', ["a\\tb", "\\N"]),
@@ -22,13 +22,20 @@ from holdfast.persistence.journal.statements import array_literals, codec_of, co
         (Text(), ["NULL", "", None], '{"NULL","",NULL}', ["NULL", "", "\\N"]),
         (ARRAY(Text), [["a", 'b"'], [], None], '{"{\\"a\\",\\"b\\\\\\"\\"}","{}",NULL}', None),
         # The null of JSON is a value.
-        (JSON(), [{"a": "x\ny"}, None], '{"{\\"a\\":\\"x\\\\ny\\"}","null"}', ['{"a":"x\\\\ny"}', "null"]),
+        (
+            JSON(),
+            [{"a": "x\ny"}, None],
+            # One dimension, no null, the type's number, two values from index 1; the length of each and its text.
+            bytes.fromhex("00000001 00000000 00000072 00000002 00000001")
+            + b'\0\0\0\x0c{"a":"x\\ny"}\0\0\0\x04null',
+            ['{"a":"x\\\\ny"}', "null"],
+        ),
         (BigInteger(), [1, None, -2], "{1,NULL,-2}", ["1", "\\N", "-2"]),
         (LargeBinary(), [b"\x00\xff", None], "{\\\\x00ff,NULL}", ["\\\\x00ff", "\\N"]),
     ],
 )
-def test_a_column_is_encoded(kind: Any, values: Sequence[Any], literal: str, cells: list[str] | None) -> None:
+def test_a_column_is_encoded(kind: Any, values: Sequence[Any], array: str | bytes, cells: list[str] | None) -> None:
     codec = codec_of(Column("column", kind))
-    assert array_literals([codec], [values]) == [literal]
+    assert array_parameters([codec], [values]) == [array]
     if cells is not None:
         assert copy_cells(codec, values) == cells

@@ -17,8 +17,11 @@ from psycopg.waiting import Ready, Wait
 
 CHUNK_BYTES = 1 << 20
 
-Statement: TypeAlias = tuple[str, Sequence[str]]
-"""SQL with ``%s`` for each parameter, and the parameters as text."""
+Statement: TypeAlias = tuple[str, Sequence[str | bytes]]
+"""SQL with ``%s`` for each parameter, and the parameters as text, or as bytes in their type's binary form."""
+
+_Encoded: TypeAlias = tuple[str, list[bytes], list[bool]]
+"""SQL, its parameters, and whether each is in binary form."""
 
 
 class StatementsOutdated(Exception):
@@ -50,7 +53,7 @@ class PreparedStatements:
         begins = pgconn.transaction_status == pq.TransactionStatus.IDLE
         if begins:
             statements = [("begin", ()), *statements]
-        encoded = [(sql, list(map(_encoded, parameters))) for sql, parameters in statements]
+        encoded = [_encoded(statement) for statement in statements]
         results = self.connection.wait(self._exchanged(pgconn, encoded))
         transformer = Transformer(self.connection)
         found: list[list[tuple[Any, ...]]] = []
@@ -63,19 +66,19 @@ class PreparedStatements:
         return found
 
     def _exchanged(
-        self, pgconn: pq.abc.PGconn, statements: Sequence[tuple[str, list[bytes]]]
+        self, pgconn: pq.abc.PGconn, statements: Sequence[_Encoded]
     ) -> Generator[Wait, Ready | int, list[pq.abc.PGresult]]:
         new_names: dict[str, bytes] = {}
         requests: list[tuple[str, bool]] = []  # the SQL, and whether the request runs it or prepares it
         pgconn.enter_pipeline_mode()
-        for sql, parameters in statements:
+        for sql, parameters, are_binary in statements:
             name = self._names.get(sql) or new_names.get(sql)
             if name is None:
                 self._prepared_count += 1
                 name = new_names[sql] = b"holdfast_%d" % self._prepared_count
                 pgconn.send_prepare(name, _numbered(sql))
                 requests.append((sql, False))
-            pgconn.send_query_prepared(name, parameters)
+            pgconn.send_query_prepared(name, parameters, are_binary)
             requests.append((sql, True))
         pgconn.pipeline_sync()
         yield from flushed(pgconn)
@@ -109,7 +112,13 @@ _SUCCEEDED = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
 _OUTDATED = (errors.FeatureNotSupported, errors.InvalidSqlStatementName)
 
 
-def _encoded(text: str) -> bytes:
+def _encoded(statement: Statement) -> _Encoded:
+    sql, parameters = statement
+    are_binary = [isinstance(each, bytes) for each in parameters]
+    return sql, [each if isinstance(each, bytes) else _encoded_text(each) for each in parameters], are_binary
+
+
+def _encoded_text(text: str) -> bytes:
     if "\0" in text:
         raise psycopg.DataError("PostgreSQL text cannot contain NUL (0x00) bytes")
     return text.encode()

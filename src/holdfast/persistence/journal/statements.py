@@ -4,13 +4,14 @@ A batch of rows becomes one array for each column and one ``INSERT … SELECT FR
 ``UPDATE … FROM unnest(…)`` for all of them: one statement for each kind, not for each row. Where a batch has many
 new rows of a kind, or large ones, COPY replaces the statement: it inserts them in two thirds of the server's time.
 
-Values are encoded by columns, as one array literal or as cells in COPY's text format: a batch under load has
+Values are encoded by columns, as one array or as cells in COPY's text format: a batch under load has
 hundreds of rows, and a call for each value would cost more than the encoding.
 """
 
 from __future__ import annotations
 
 import functools
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime
@@ -19,6 +20,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias, get_type_hints
 
 import msgspec
+from psycopg.postgres import types
 from sqlalchemy import BigInteger, Boolean, Column, Integer, LargeBinary, SmallInteger, Table, Text
 from sqlalchemy.dialects.postgresql import ARRAY, JSON, TIMESTAMP
 
@@ -35,6 +37,9 @@ from holdfast.persistence.records.rows import APPLIED_VERDICTS, IdempotencyProbe
 
 _json = msgspec.json.Encoder()
 
+_ARRAY_HEAD: Final = struct.Struct(">iiIii")
+"""The head of an array in binary form: dimensions, whether it has nulls, type, length, first index."""
+_JSON_OID: Final = types["json"].oid
 _BETWEEN = "\x1f"
 _NULL = "\\N"
 _COPY_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
@@ -44,13 +49,13 @@ class ColumnCodec(NamedTuple):
     """The encoding of a column's values: their type, and the text of each.
 
     The text looks the same in an array and in COPY, unless it ``is_free``: then it may have any characters, and is
-    quoted or escaped. None is a null, unless ``encodes_none``: JSON has a null of its own.
+    quoted or escaped. None is a null, unless it ``is_json``, which has a null of its own.
     """
 
     pg_type: str
     encode: Callable[[Any], str]
     is_free: bool = False
-    encodes_none: bool = False
+    is_json: bool = False
 
 
 def codec_of(column: Column[Any]) -> ColumnCodec:
@@ -58,33 +63,48 @@ def codec_of(column: Column[Any]) -> ColumnCodec:
     return next(codec for kind, codec in _BY_TYPE if isinstance(column.type, kind))
 
 
-def array_literals(codecs: Iterable[ColumnCodec], columns: Iterable[Sequence[Any]]) -> list[str]:
-    """Encode each column as an array literal."""
-    literals = []
-    for (_, encode, is_free, encodes_none), column in zip(codecs, columns, strict=True):
-        if None in column and not encodes_none:
-            quoted = _quoted if is_free else format
-            joined = ",".join(["NULL" if v is None else quoted(encode(v)) for v in column])
-        elif not is_free:
-            joined = ",".join(map(encode, column))
-        elif (joined := _BETWEEN.join(map(encode, column))).count(_BETWEEN) < len(column):
-            # Joined by a character that occurs in no text, they are quoted at once.
-            joined = '"' + joined.replace("\\", "\\\\").replace('"', '\\"').replace(_BETWEEN, '","') + '"'
-        else:
-            joined = ",".join([_quoted(encode(v)) for v in column])
-        literals.append("{" + joined + "}")
-    return literals
+def array_parameters(codecs: Iterable[ColumnCodec], columns: Iterable[Sequence[Any]]) -> list[str | bytes]:
+    """Encode each column as an array: a literal, or of JSON the binary form.
+
+    JSON is the largest part of a batch, and in a literal each of its quotes would be escaped, sent and read again.
+    """
+    parameters: list[str | bytes] = []
+    for codec, column in zip(codecs, columns, strict=True):
+        parameters.append(_json_array(column) if codec.is_json else _array_literal(codec, column))
+    return parameters
+
+
+def _array_literal(codec: ColumnCodec, column: Sequence[Any]) -> str:
+    _, encode, is_free, _ = codec
+    if None in column:
+        quoted = _quoted if is_free else format
+        joined = ",".join(["NULL" if v is None else quoted(encode(v)) for v in column])
+    elif not is_free:
+        joined = ",".join(map(encode, column))
+    elif (joined := _BETWEEN.join(map(encode, column))).count(_BETWEEN) < len(column):
+        # Joined by a character that occurs in no text, they are quoted at once.
+        joined = '"' + joined.replace("\\", "\\\\").replace('"', '\\"').replace(_BETWEEN, '","') + '"'
+    else:
+        joined = ",".join([_quoted(encode(v)) for v in column])
+    return "{" + joined + "}"
+
+
+def _json_array(column: Sequence[Any]) -> bytes:
+    parts = [_ARRAY_HEAD.pack(1, 0, _JSON_OID, len(column), 1)]
+    for text in map(_json.encode, column):
+        parts += len(text).to_bytes(4), text
+    return b"".join(parts)
 
 
 def text_array(values: Iterable[str]) -> str:
     """Encode texts as an array literal."""
-    return array_literals([_TEXT], [list(values)])[0]
+    return _array_literal(_TEXT, list(values))
 
 
 def copy_cells(codec: ColumnCodec, column: Sequence[Any]) -> list[str]:
     """Encode each value of a column as a cell of COPY."""
-    _, encode, is_free, encodes_none = codec
-    if None in column and not encodes_none:
+    _, encode, is_free, is_json = codec
+    if None in column and not is_json:
         escapes = _COPY_ESCAPES if is_free else {}
         return [_NULL if v is None else encode(v).translate(escapes) for v in column]
     texts = list(map(encode, column))
@@ -119,7 +139,7 @@ _TEXT: Final = ColumnCodec("text", format, is_free=True)
 _BY_TYPE: tuple[tuple[type[Any], ColumnCodec], ...] = (
     # A row's array is a literal, cast back by the statement: rows may differ in length.
     (ARRAY, ColumnCodec("text", text_array, is_free=True)),
-    (JSON, ColumnCodec("json", _json_text, is_free=True, encodes_none=True)),
+    (JSON, ColumnCodec("json", _json_text, is_free=True, is_json=True)),
     (TIMESTAMP, ColumnCodec("timestamptz", _time)),
     (Text, _TEXT),
     (BigInteger, ColumnCodec("bigint", format)),
@@ -176,11 +196,11 @@ class RowStatement:
         self.sql = ""
         self.copy_sql: str | None = None
 
-    def parameters(self, rows: Sequence[Cells]) -> list[str]:
-        """Return one array literal for each column."""
+    def parameters(self, rows: Sequence[Cells]) -> list[str | bytes]:
+        """Return one array for each column."""
         if self._key is not None and len(rows) > 1:
             rows = list({self._key(row): row for row in rows}.values())
-        return array_literals(self._codecs, zip(*rows, strict=True))
+        return array_parameters(self._codecs, zip(*rows, strict=True))
 
     def copy_text(self, rows: Sequence[Cells]) -> str:
         """Return the input of ``copy_sql``: one line for each row."""
@@ -478,7 +498,7 @@ class Draft(NamedTuple):
     """SQL and text of each COPY, then SQL and parameters of each statement, in the order they run."""
 
     copies: list[tuple[str, str]]
-    statements: list[tuple[str, list[str]]]
+    statements: list[tuple[str, list[str | bytes]]]
 
 
 def preconditions_of(units: Iterable[Unit]) -> Preconditions:
