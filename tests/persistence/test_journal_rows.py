@@ -281,6 +281,12 @@ def test_changes_of_one_row_by_different_types_write_different_columns() -> None
     assert several == {"accounts", "outbox", "sessions"}
 
 
+def test_a_resend_without_a_condition_sends_a_null() -> None:
+    [resend] = [each for each in STATEMENTS if each.kind is OutboxResendRow]
+    cells = list(resend.rows_of([OutboxResendRow("acct_1", "evt_1", AT, unless_since=None)]))
+    assert resend.parameters(cells)[resend.columns.index("round_at")] == "{NULL}"
+
+
 @pytest.mark.parametrize("bulk_rows", [1, 10_000], ids=["copied", "not copied"])
 def test_every_kind_of_row_stores_hostile_text_unchanged(
     bulk_rows: int, writer: BatchWriter, rows: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch

@@ -39,3 +39,12 @@ def test_a_column_is_encoded(kind: Any, values: Sequence[Any], array: str | byte
     assert array_parameters([codec], [values]) == [array]
     if cells is not None:
         assert copy_cells(codec, values) == cells
+
+
+def test_no_text_is_made_of_a_null_where_none_may_be() -> None:
+    codec = codec_of(Column("column", Text(), nullable=False))
+    assert array_parameters([codec], [["a", "None"]]) == ['{"a","None"}']
+    with pytest.raises(TypeError):
+        array_parameters([codec], [["a", None]])
+    with pytest.raises(TypeError):
+        copy_cells(codec, ["a", None])

@@ -49,18 +49,20 @@ class ColumnCodec(NamedTuple):
     """The encoding of a column's values: their type, and the text of each.
 
     The text looks the same in an array and in COPY, unless it ``is_free``: then it may have any characters, and is
-    quoted or escaped. None is a null, unless it ``is_json``, which has a null of its own.
+    quoted or escaped. None is a null where the column ``has_nulls``. JSON has a null of its own.
     """
 
     pg_type: str
     encode: Callable[[Any], str]
     is_free: bool = False
     is_json: bool = False
+    has_nulls: bool = True
 
 
-def codec_of(column: Column[Any]) -> ColumnCodec:
-    """Return the codec of ``column``."""
-    return next(codec for kind, codec in _BY_TYPE if isinstance(column.type, kind))
+def codec_of(column: Column[Any], *, is_renamed: bool = False) -> ColumnCodec:
+    """Return the codec of ``column``. Of a value that ``is_renamed`` None is a null, too: it may be a condition."""
+    found = next(codec for kind, codec in _BY_TYPE if isinstance(column.type, kind))
+    return found._replace(has_nulls=(column.nullable or is_renamed) and not found.is_json)
 
 
 def array_parameters(codecs: Iterable[ColumnCodec], columns: Iterable[Sequence[Any]]) -> list[str | bytes]:
@@ -75,18 +77,23 @@ def array_parameters(codecs: Iterable[ColumnCodec], columns: Iterable[Sequence[A
 
 
 def _array_literal(codec: ColumnCodec, column: Sequence[Any]) -> str:
-    _, encode, is_free, _ = codec
-    if None in column:
+    _, encode, is_free, _, has_nulls = codec
+    if has_nulls and None in column:
         quoted = _quoted if is_free else format
         joined = ",".join(["NULL" if v is None else quoted(encode(v)) for v in column])
     elif not is_free:
         joined = ",".join(map(encode, column))
-    elif (joined := _BETWEEN.join(map(encode, column))).count(_BETWEEN) < len(column):
+    elif (joined := _BETWEEN.join(_texts(codec, column))).count(_BETWEEN) < len(column):
         # Joined by a character that occurs in no text, they are quoted at once.
         joined = '"' + joined.replace("\\", "\\\\").replace('"', '\\"').replace(_BETWEEN, '","') + '"'
     else:
         joined = ",".join([_quoted(encode(v)) for v in column])
     return "{" + joined + "}"
+
+
+def _texts(codec: ColumnCodec, column: Sequence[Any]) -> Iterable[str]:
+    # Texts are taken as they are. Joining them raises for a None, of which the encoder would make a text.
+    return column if codec.encode is str else map(codec.encode, column)
 
 
 def _json_array(column: Sequence[Any]) -> bytes:
@@ -103,11 +110,11 @@ def text_array(values: Iterable[str]) -> str:
 
 def copy_cells(codec: ColumnCodec, column: Sequence[Any]) -> list[str]:
     """Encode each value of a column as a cell of COPY."""
-    _, encode, is_free, is_json = codec
-    if None in column and not is_json:
+    _, encode, is_free, _, has_nulls = codec
+    if has_nulls and None in column:
         escapes = _COPY_ESCAPES if is_free else {}
         return [_NULL if v is None else encode(v).translate(escapes) for v in column]
-    texts = list(map(encode, column))
+    texts = list(_texts(codec, column))
     if is_free and _needs_escapes(_BETWEEN.join(texts)):
         return [text.translate(_COPY_ESCAPES) for text in texts]
     return texts
@@ -135,7 +142,7 @@ def _binary(value: bytes) -> str:
     return "\\\\x" + value.hex()
 
 
-_TEXT: Final = ColumnCodec("text", format, is_free=True)
+_TEXT: Final = ColumnCodec("text", str, is_free=True, has_nulls=False)
 _BY_TYPE: tuple[tuple[type[Any], ColumnCodec], ...] = (
     # A row's array is a literal, cast back by the statement: rows may differ in length.
     (ARRAY, ColumnCodec("text", text_array, is_free=True)),
@@ -188,7 +195,7 @@ class RowStatement:
         self.rows_of = rows_of or partial(map, read)
         if where is not None:
             self.rows_of = lambda values: map(read, filter(where, values))
-        self._codecs = tuple(codec_of(table.c[name]) for name in columns)
+        self._codecs = tuple(codec_of(table.c[name], is_renamed=name in renamed) for name in columns)
         casts = ", ".join(f"%s::{codec.pg_type}[]" for codec in self._codecs)
         self._arrays = f"unnest({casts}) as v({', '.join(columns)})"
         self._primary = [column.name for column in table.primary_key]
@@ -521,6 +528,13 @@ def preconditions_of(units: Iterable[Unit]) -> Preconditions:
     )
 
 
+@functools.lru_cache(maxsize=1024)
+def _statements_of(kinds: frozenset[type[Any]]) -> tuple[RowStatement, ...]:
+    """Return the statements that write values of these kinds. Cached: batches have few combinations of them."""
+    assert kinds <= WRITTEN_KINDS, "a value of a kind without a statement"
+    return tuple(statement for statement in STATEMENTS if statement.kind in kinds)
+
+
 def draft_of(units: Iterable[Unit], watched: Collection[str] = ()) -> Draft:
     """Return what writes ``units``. Many or large new rows of a kind are copied, before all changes.
 
@@ -530,11 +544,9 @@ def draft_of(units: Iterable[Unit], watched: Collection[str] = ()) -> Draft:
     for unit in units:
         for value in unit.rows:
             values[type(value)].append(value)
-    assert values.keys() <= WRITTEN_KINDS, "a value of a kind without a statement"
     copies, statements = [], []
-    for statement in STATEMENTS:
-        found = values.get(statement.kind)
-        rows = list(statement.rows_of(found)) if found else ()
+    for statement in _statements_of(frozenset(values)):
+        rows = list(statement.rows_of(values[statement.kind]))
         if not rows:
             continue
         parameters = None
