@@ -202,9 +202,10 @@ class Dispatcher(Worker):
 
     def take_slot(self, provider: str, request_id: str) -> bool:
         """Take a slot for a task that is being created, as :meth:`NewTaskSlots.take` does."""
+        if provider in self._arrived or not self._has_spare(provider):
+            return False
         # Since the last check, another process may have begun to assign them.
-        is_ours = not self.actor_stopped.is_set() and self._assigns_slots(provider)
-        if not is_ours or provider in self._arrived or not self._has_spare(provider):
+        if self.actor_stopped.is_set() or not self._assigns_slots(provider):
             return False
         self._occupied.setdefault(provider, {})[request_id] = trio.current_time()
         return True
