@@ -269,8 +269,8 @@ def add_usage(reader: Connection, account_id: str, each: int) -> None:
     )
     [statement] = [each for each in STATEMENTS if each.kind is UsageCountedRow]
     columns = ", ".join(statement.columns)
-    into, _, rest = statement.sql.partition("from unnest(")
-    _, _, rest = rest.partition(")\n")
+    into, _, rest = statement.sql.partition("from (select unnest(")
+    _, _, rest = rest.partition(") v\n")
     source = f"from (select {columns} from usage_entries where account_id = %s) v\n"
     reader.exec_driver_sql(into + source + rest, (account_id,))
 
