@@ -323,37 +323,31 @@ async def test_tasks_that_arrive_during_a_claim_get_the_slots_that_it_leaves(
     assert setup.tasks.woken == [("task_held", False), ("task_new", False)]
 
 
-async def test_a_new_task_is_sent_unless_others_are_known_to_wait(setup: Setup, slow: SlowDatabase) -> None:
-    dispatcher = setup.dispatcher()
-    slots = setup.new_task_slots
-    slots.dispatcher = dispatcher
+async def test_messages_are_handled_at_once_where_slots_are_assigned(setup: Setup) -> None:
+    is_ours = True
     sent: list[object] = []
-    address = DispatcherRef(RecordedRef(sent.append), slots)
+    address = DispatcherRef(RecordedRef(sent.append), setup.new_task_slots)
 
-    def is_sent() -> bool:
-        address.tell(TaskQueued("studio", "task_new"))
-        return bool(sent) and sent.pop() == TaskQueued("studio", "task_new")
+    def is_sent(message: TaskQueued | SlotFreed) -> bool:
+        address.tell(message)
+        return bool(sent) and sent.pop() == message
 
-    assert is_sent(), "the dispatcher has not read who occupies slots"
+    assert is_sent(TaskQueued("studio", "task_early")), "there is no dispatcher"
+    dispatcher = setup.dispatcher(assigns_slots=lambda _: is_ours)
+    assert is_sent(SlotFreed("studio", "task_early")), "it has not read who occupies slots"
     await dispatcher.check_due()
-    dispatcher._check_at = trio.current_time()
-    assert is_sent(), "a slot is free"
-    for number in range(3):
-        dispatcher.on_receive(TaskQueued("studio", f"task_{number}"))
-    assert not is_sent()
-    address.tell(SlotFreed("studio", "task_0"))
-    assert sent.pop() == SlotFreed("studio", "task_0")
-    setup.slots, found = 3, list[bool]()
-    slow.on_answer = lambda work: found.append(is_sent()) if work is claim_waiting else None
-    for _ in range(FOLLOW_UP_EVERY_CHECKS):
-        await dispatcher.check_due()
-    assert set(found) == {True}, "a claim under way may not see it"
-    dispatcher._backlog["studio"], dispatcher._check_at = True, trio.current_time() + 1
-    assert is_sent(), "the next check is late"
-    dispatcher._check_at = trio.current_time()
-    assert not is_sent()
+    assert not any(is_sent(TaskQueued("studio", f"task_{number}")) for number in range(3))
+    assert setup.tasks.woken == [("task_0", False), ("task_1", False)]
+    await setup.insert_task("task_2", dispatched=False, due_in_s=-1)
+    assert not is_sent(SlotFreed("studio", "task_0"))
+    await dispatcher.assign_freed()
+    assert setup.tasks.woken[2:] == [("task_2", False)]
+    assert is_sent(SlotFreed("elsewhere", "task_1")), "it is not a provider of its own"
+    is_ours = False
+    assert is_sent(SlotFreed("studio", "task_1")), "another process assigns the slots now"
+    is_ours = True
     dispatcher.actor_stopped.set()
-    assert is_sent()
+    assert is_sent(SlotFreed("studio", "task_1")), "the next dispatcher reads it in the mailbox"
 
 
 async def test_no_task_is_created_with_a_slot_during_a_claim(setup: Setup, slow: SlowDatabase) -> None:

@@ -87,15 +87,11 @@ class NewTaskSlots:
         """Take a slot for a task if one is free and no other waits for it. Returns whether it was taken."""
         return self.dispatcher is not None and self.dispatcher.take_slot(provider, request_id)
 
-    def know_of_waiting(self, provider: str) -> bool:
-        """Whether tasks are known to wait for slots here, so that the message of one more would change nothing."""
-        return self.dispatcher is not None and self.dispatcher.knows_of_waiting(provider)
-
 
 class DispatcherRef:
-    """The address of the dispatcher. The message of a new task that would change nothing is not sent.
+    """The address of the dispatcher. The one of this process handles messages at once if it assigns the slots.
 
-    Without that each create would cost a turn of the dispatcher while all slots are taken.
+    It handles them without a wait, and a turn for each would cost a task more than what is done in it.
     """
 
     def __init__(self, dispatcher: TellRef, slots: NewTaskSlots) -> None:
@@ -104,7 +100,8 @@ class DispatcherRef:
 
     def tell(self, message: Command[object]) -> None:
         """Send a message."""
-        if not (isinstance(message, TaskQueued) and self._slots.know_of_waiting(message.provider)):
+        local = self._slots.dispatcher
+        if local is None or not local.handle_at_once(message):
             self._dispatcher.tell(message)
 
 
@@ -200,23 +197,24 @@ class Dispatcher(Worker):
                     self._freed.add(message.provider)
                     self._sooner.set()
 
+    def handle_at_once(self, message: object) -> bool:
+        """Handle a message outside of a turn if it assigns the provider's slots; return whether it does."""
+        assert isinstance(message, TaskQueued | SlotFreed)
+        if message.provider not in self._assigned or not self._is_ours(message.provider):
+            return False
+        self.on_receive(message)
+        return True
+
     def take_slot(self, provider: str, request_id: str) -> bool:
         """Take a slot for a task that is being created, as :meth:`NewTaskSlots.take` does."""
-        if provider in self._arrived or not self._has_spare(provider):
-            return False
-        # Since the last check, another process may have begun to assign them.
-        if self.actor_stopped.is_set() or not self._assigns_slots(provider):
+        if provider in self._arrived or not self._has_spare(provider) or not self._is_ours(provider):
             return False
         self._occupied.setdefault(provider, {})[request_id] = trio.current_time()
         return True
 
-    def knows_of_waiting(self, provider: str) -> bool:
-        """Whether it knows that tasks wait for slots that it assigns, and will check for them soon."""
-        is_known = provider in self._assigned and self._backlog.get(provider, True)
-        is_ours = not self.actor_stopped.is_set() and self._assigns_slots(provider)
-        # A claim that is under way may have read the rows before this task was in them.
-        is_checked = provider not in self._arrived and self._check_at <= trio.current_time() + CHECK_DUE_EVERY_S
-        return is_known and is_ours and is_checked
+    def _is_ours(self, provider: str) -> bool:
+        """Whether it still assigns a provider's slots: another process may have begun to since the last check."""
+        return not self.actor_stopped.is_set() and self._assigns_slots(provider)
 
     def _has_spare(self, provider: str) -> bool:
         """Whether a slot is free and no task is known to wait for it.
@@ -226,9 +224,8 @@ class Dispatcher(Worker):
         return not self._backlog.get(provider, True) and self._free(provider) > 0 and not self._paused_models()
 
     def _dispatch_new(self, provider: str, request_id: str) -> None:
-        slots = self._slots().get(provider, 0)
         if provider in self._arrived:
-            if len(self._arrived[provider]) < slots:
+            if len(self._arrived[provider]) < self._slots().get(provider, 0):
                 self._arrived[provider].append(request_id)
         elif self._has_spare(provider):
             self._take(provider, request_id)
