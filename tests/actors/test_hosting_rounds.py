@@ -79,9 +79,9 @@ def fetches(monkeypatch: pytest.MonkeyPatch) -> Fetches:
     return fetches
 
 
-async def start_worker(
-    nursery: trio.Nursery, tmp_path: Path, take_outcome: TakeOutcome = ignore_outcome, *, downloads: Any = None
-) -> tuple[TaskRecorder, WorkerRef]:
+def new_worker(
+    tmp_path: Path, take_outcome: TakeOutcome = ignore_outcome, *, downloads: Any = None
+) -> tuple[TaskRecorder, WorkerRef, HostingWorker]:
     tasks, ref = TaskRecorder(), WorkerRef("hosting")
     unused: Any = None
     worker = HostingWorker(
@@ -95,6 +95,13 @@ async def start_worker(
         take_outcome=take_outcome,
         now=utc_now,
     )
+    return tasks, ref, worker
+
+
+async def start_worker(
+    nursery: trio.Nursery, tmp_path: Path, take_outcome: TakeOutcome = ignore_outcome, *, downloads: Any = None
+) -> tuple[TaskRecorder, WorkerRef]:
+    tasks, ref, worker = new_worker(tmp_path, take_outcome, downloads=downloads)
     await nursery.start(lambda *, task_status: worker.run(task_status=task_status))
     return tasks, ref
 
@@ -178,6 +185,37 @@ async def test_a_cancelled_round_may_end_after_the_later_one(
         await trio.testing.wait_all_tasks_blocked()
     assert fetches.cancelled == [first]
     assert [round_.round_number for round_ in tasks.received] == [2, 3]
+
+
+async def test_a_round_replaced_as_it_ends_cancels_no_other(
+    nursery: trio.Nursery, fetches: Fetches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosting, "ROUNDS_MAX", 1)
+    tasks, _, worker = new_worker(tmp_path)
+    await nursery.start(lambda *, task_status: worker.run(task_status=task_status))
+    for message in (ROUND_1, host(3, "task_3")):
+        worker.on_receive(message)
+    await trio.testing.wait_all_tasks_blocked()
+    fetches.gates["https://x.test/1"].set()
+    worker.on_receive(ROUND_2)
+    for number in (2, 3):
+        fetches.gates[f"https://x.test/{number}"].set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert [each.round_number for each in tasks.received] == [1, 3, 2]
+    assert fetches.cancelled == []
+
+
+async def test_a_replaced_round_leaves_its_turn_to_the_next(
+    nursery: trio.Nursery, fetches: Fetches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosting, "ROUNDS_MAX", 1)
+    tasks, ref = await start_worker(nursery, tmp_path)
+    for message in (ROUND_1, host(3, "task_3"), ROUND_2):
+        ref.tell(message)
+    for number in (2, 3):
+        fetches.gates[f"https://x.test/{number}"].set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert [each.round_number for each in tasks.received] == [3, 2]
 
 
 async def test_a_disk_that_takes_no_output_is_reported_and_counts_no_round(

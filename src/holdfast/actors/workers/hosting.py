@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -55,12 +55,20 @@ class _Round:
     host: Host
     put_off_at: float
     trace: str | None
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    is_replaced: bool = False
+    scope: trio.CancelScope | None = None
+    """The scope that it runs in."""
 
     @property
     def number(self) -> tuple[int, int]:
         """The attempt and the number of the round in it."""
         return self.host.effect.attempt, self.host.effect.round
+
+    def replace(self) -> None:
+        """Cancel it for a later round."""
+        self.is_replaced = True
+        if self.scope is not None:
+            self.scope.cancel()
 
 
 class HostingWorker(Worker):
@@ -114,33 +122,39 @@ class HostingWorker(Worker):
             if requested.number <= earlier.number:
                 return
             # Its results would be ignored: the task waits for the later round.
-            earlier.scope.cancel()
+            earlier.replace()
         self._rounds[message.effect.request_id] = requested
+        self._waiting[message.provider].append(requested)
         if self._running[message.provider] < ROUNDS_MAX:
             self._running[message.provider] += 1
-            self.nursery.start_soon(self._run, message.provider, requested)
+            self.nursery.start_soon(self._run, message.provider)
         else:
-            self._waiting[message.provider].append(requested)
             self._has_waiting.set()
 
-    async def _run(self, provider: str, first: _Round) -> None:
-        """Run a round, and then those that wait for their turn: a task for each would cost more."""
+    async def _run(self, provider: str) -> None:
+        """Run the rounds that wait for their turn. A task and a scope for each would cost more than for many."""
         waiting = self._waiting[provider]
         try:
-            await self._round(first)
             while waiting:
-                await self._round(waiting.popleft())
+                with trio.CancelScope() as scope:
+                    is_replaced = False
+                    while waiting and not is_replaced:
+                        requested = waiting.popleft()
+                        requested.scope = scope
+                        await self._round(requested)
+                        # The scope is cancelled then, even if the round has ended all the same.
+                        is_replaced = requested.is_replaced
         finally:
             self._running[provider] -= 1
 
     async def _round(self, requested: _Round) -> None:
-        if requested.scope.cancel_called:
+        if requested.is_replaced:
             return
         host, effect = requested.host, requested.host.effect
         traceparent.set(requested.trace)
         bind_contextvars(task_id=effect.request_id, account_id=host.account_id, provider=host.provider)
         try:
-            with requested.scope, span("store outputs"):
+            with span("store outputs"):
                 self._report(requested, [await self._store_output(output, host) for output in effect.outputs])
         except Exception:
             # The task's deadline for this round starts it again.
@@ -160,7 +174,7 @@ class HostingWorker(Worker):
                         self._put_off(rounds.popleft())
 
     def _put_off(self, late: _Round) -> None:
-        if not late.scope.cancel_called:
+        if not late.is_replaced:
             reason = "other results are being stored"
             with within_trace(late.trace):
                 self._report(late, [_not_stored(output, reason) for output in late.host.effect.outputs])
