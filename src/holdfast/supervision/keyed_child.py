@@ -164,14 +164,14 @@ class KeyedChild:
         """Run incarnation after incarnation until none follows. Raises nothing but a cancellation."""
         asking_from.set(self)
         self.task = trio.lowlevel.current_task()
+        assert self.scope is not None
         was_cancelled = True
         try:
-            delay_s: float | None = 0.0
+            delay_s = await self._incarnate(self.scope, 0.0)
             while delay_s is not None:
-                assert self.scope is not None
-                delay_s = await self._incarnate(self.scope, delay_s)
                 self._finish_end_request()
                 self.scope = trio.CancelScope()
+                delay_s = await self._incarnate(self.scope, delay_s)
             was_cancelled = False
         except Exception as exc:
             # A bug in this module: quarantine this key rather than cancel all others.

@@ -57,10 +57,8 @@ class ProviderCaller(Worker):
         self._providers = providers
         self._tasks = tasks
         self._submits = submits
-        self._limiters = defaultdict[tuple[str, bool], trio.CapacityLimiter](
-            partial(trio.CapacityLimiter, CALLS_MAX)
-        )
-        # The calls that are waiting or running: polls (True) apart from the others, as in the limiters' keys.
+        self._free = defaultdict[tuple[str, bool], trio.Semaphore](partial(trio.Semaphore, CALLS_MAX))
+        # The calls that are waiting or running: polls (True) apart from the others, as in the semaphores' keys.
         self._unfinished = Counter[bool]()
 
     def on_receive(self, message: object) -> None:
@@ -86,12 +84,12 @@ class ProviderCaller(Worker):
         bind_contextvars(task_id=call.request_id, account_id=account_id, provider=name)
         is_poll = isinstance(call, PollJob)
         try:
-            limiter = self._limiters[name, is_poll]
-            if await _acquire(limiter):
+            free = self._free[name, is_poll]
+            if await _acquire(free):
                 try:
                     await self._call(name, call)
                 finally:
-                    limiter.release()
+                    free.release()
             elif isinstance(call, Job):
                 not_sent = NotSent("earlier calls to the provider are not answered yet")
                 self._tasks.ref(call.request_id).tell(RecordSubmission(call.attempt, not_sent))
@@ -138,12 +136,12 @@ class ProviderCaller(Worker):
         self._tasks.ref(cancel.request_id).tell(RecordCancel(cancel.attempt, outcome))
 
 
-async def _acquire(limiter: trio.CapacityLimiter) -> bool:
+async def _acquire(free: trio.Semaphore) -> bool:
     try:
-        limiter.acquire_nowait()
+        free.acquire_nowait()
     except trio.WouldBlock:
         with trio.move_on_after(SEND_WAIT_S) as waiting:
-            await limiter.acquire()
+            await free.acquire()
         return not waiting.cancelled_caught
     return True
 
