@@ -250,7 +250,7 @@ async def _receive_own_format(call: Call) -> Outcome:
     if config is None:
         return refused_signature("invalid", SIGNATURE_HEADER)
     proof = PROVIDER_KINDS[config.kind].rules.webhooks
-    if proof == "signature" or (proof == "token" and SIGNATURE_HEADER in call.request.headers):
+    if proof == "signature" or (proof == "token" and call.request.sent[_SIGNATURE_HEADER]):
         return await receive_signed(call, config.name)
     read = _hosted_update(call, config) if proof == "standard" else _container_update(call, config)
     if isinstance(read, Refusal):
