@@ -19,7 +19,7 @@ from holdfast.ledger.refusals import Refusal
 
 from .samples import samples
 
-IN_ONE_PROCESS = {"CallProvider", "EventsDue", "Host"}
+IN_ONE_PROCESS = {"CallProvider", "EventsDue", "Host", "JobKnown"}
 """Messages between a task's actor and the workers of its own process."""
 REFUSAL = Refusal(code="insufficient_credit", message="no credit", required_micro=5, available_micro=2**62)
 

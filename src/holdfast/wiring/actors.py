@@ -25,6 +25,7 @@ from holdfast.actors.task.dependencies import NewTasks, TaskDependencies
 from holdfast.actors.workers.dispatcher import DispatcherRef
 from holdfast.actors.workers.newest_queue import NewestQueue
 from holdfast.actors.workers.poison_writer import PoisonedMessage, PoisonWriter
+from holdfast.actors.workers.provider_calls import ProviderCallerRef
 from holdfast.cluster.codec import ACCOUNTS, SIGN_INS, TASKS, CannotEncode, codecs
 from holdfast.cluster.placed import PlacedDirectory
 from holdfast.ledger.orders.order import Seller
@@ -228,7 +229,7 @@ def _task_dependencies(parts: Parts, accounts: PlacedDirectory, dispatcher: Tell
     return TaskDependencies(
         accounts=accounts,
         dispatcher=DispatcherRef(dispatcher, parts.new_task_slots),
-        provider_calls=refs.provider_calls,
+        provider_calls=ProviderCallerRef(refs.provider_calls, parts.submits),
         hosting=refs.hosting,
         outbox=refs.outbox,
         traits=registry.traits,

@@ -70,7 +70,7 @@ class Parts:
     """What the parts of one process share, none of it running.
 
     ``local_url`` is where the process listens, ``worker`` its slot if it has a parent. ``submits`` are the jobs
-    that are being submitted.
+    that are being submitted, or were and whose tasks do not know it yet.
     """
 
     settings: Settings

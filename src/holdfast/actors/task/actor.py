@@ -26,6 +26,7 @@ from holdfast.actors.task.messages import (
     DropInput,
     EventsDue,
     ExpireAssets,
+    JobKnown,
     ReceiveProviderUpdate,
     RecordAnnouncement,
     RecordCancel,
@@ -254,6 +255,8 @@ class TaskActor(JournaledActor):
                 return self._reply
             # By another state the rows might not be all: confirm that this one is the newest.
             return self._confirm(*rows, tells=tuple(tells))
+        if _is_job_known(after) and not _is_job_known(before):
+            tells.append(Tell(self._deps.provider_calls, JobKnown(self._request_id, after.state.attempt)))
         events = new_event_rows(before, after)
         if events:
             tells.append(Tell(self._deps.outbox, EventsDue(before.account_id)))
@@ -321,6 +324,11 @@ def _on_submission(task: Task, attempt: int, submission: Submission, ctx: Contex
             if rejected == "invalid_upstream_input":
                 code = "invalid_upstream_input"
     return on_submit_failed(task, attempt, outcome, reason, ctx, error_code=code)
+
+
+def _is_job_known(task: Task) -> bool:
+    """Whether the response to the submission would say nothing new."""
+    return task.state.dispatch == "acked" and task.state.provider_ref is not None
 
 
 def _log_mismatch(task: Task, step: Step) -> None:

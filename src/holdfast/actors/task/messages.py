@@ -163,6 +163,13 @@ class CallProvider(Command[None], frozen=True):
     account_id: str | None = None
 
 
+class JobKnown(Command[None], frozen=True):
+    """To the provider caller: the task's row has the job of an attempt, and the provider's name for it."""
+
+    request_id: str
+    attempt: int
+
+
 class Host(Command[None], frozen=True):
     """To the hosting worker: store the outputs of a round, each within ``output_timeout_s``.
 
