@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, NoReturn, TypeVar
 
+import msgspec
 import structlog
 import trio
 
@@ -26,8 +27,7 @@ LOOK_S: Final = 1.0
 """How often the rows are looked at for all workers (:mod:`holdfast.actors.workers.due_work`)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pass:
+class Pass(msgspec.Struct, frozen=True, eq=False):
     """One pass. It may take ``bound_s`` seconds, or the limit of all passes if that is longer."""
 
     worker: str
