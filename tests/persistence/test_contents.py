@@ -201,18 +201,23 @@ def test_a_lost_connection_fails_its_claims_and_is_replaced(database_url: str) -
     connections: list[psycopg.Connection[Any]] = []
 
     def connect() -> psycopg.Connection[Any]:
-        connections.append(psycopg.connect(database_url))
+        kind = psycopg.Connection[Any] if connections else EndedConnection
+        connections.append(kind.connect(database_url))
         return connections[-1]
 
     claims = ContentClaims(KeptConnection(connect))
-    assert claims.claim(content("a"), NOW)
-    with psycopg.connect(database_url) as other:
-        other.execute("select pg_terminate_backend(%s)", (connections[0].info.backend_pid,))
     with pytest.raises(DatabaseAway):
         claims.claim(content("b"), NOW)
     assert claims.claim(content("b"), NOW)
     assert [connection.closed for connection in connections] == [True, False]
     connections[1].close()
+
+
+class EndedConnection(psycopg.Connection[Any]):
+    """Is ended by the server when it is used."""
+
+    def execute(self, *_args: Any, **_options: Any) -> psycopg.Cursor[Any]:
+        return super().execute("select pg_terminate_backend(pg_backend_pid(), 5000)")
 
 
 class CountingConnection(psycopg.Connection[Any]):

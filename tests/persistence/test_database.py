@@ -121,6 +121,16 @@ async def test_a_write_uses_no_connection_that_was_cut_while_idle(
     assert (database.gate.is_open, database.gate.closings) == (True, 0)
 
 
+def test_a_kept_connection_that_was_cut_while_idle_is_replaced(database_url: str) -> None:
+    kept = Database(database_url).keep_writer()
+    first = kept.get()
+    assert kept.get() is first
+    backends_ended(database_url)
+    with contextlib.closing(kept.get()) as second:
+        assert second.execute("select 1").fetchone() == (1,)
+    assert first.closed
+
+
 @pytest.mark.parametrize(("by", "tries"), [("read", 2), ("work", 1)])
 async def test_only_a_read_is_repeated_once_when_connections_are_lost(
     database: Database, database_url: str, by: str, tries: int

@@ -279,6 +279,18 @@ def _last_host_first(url: str) -> dict[str, Any]:
     return {"host": ",".join(host for host, _ in servers), "port": ",".join(port for _, port in servers)}
 
 
+def has_ended(connection: psycopg.Connection[Any]) -> bool:
+    """Whether a connection that is idle is closed, or has been ended by the server. Needs no exchange.
+
+    An idle server sends nothing but why it ends, or rarely a notice, after which the connection is no loss.
+    """
+    if connection.closed:
+        return True
+    idle = select.poll()
+    idle.register(connection.pgconn.socket, select.POLLIN)
+    return bool(idle.poll(0))
+
+
 def connect_writer(url: str, *, statement_timeout_ms: int) -> BoundedConnection:
     """Connect for the journal's writer: no autocommit, all waits bounded. Raises :class:`DatabaseAway`."""
     try:
@@ -295,10 +307,11 @@ def connect_writer(url: str, *, statement_timeout_ms: int) -> BoundedConnection:
 
 
 class KeptConnection:
-    """A connection that is kept between uses, and replaced before the next one if the database was away since.
+    """A connection that is kept between uses, and replaced before the next one if it has ended.
 
-    One that was idle over an outage may lead to a machine that is gone, or no longer the primary: its first
-    statement would wait until its time has passed. ``gate`` counts the outages.
+    So it is if the database was away since: one that was idle over an outage may lead to a machine that is gone,
+    or no longer the primary, and its first statement would wait until its time has passed. ``gate`` counts the
+    outages.
     """
 
     def __init__(self, connect: Callable[[], psycopg.Connection[Any]], gate: DatabaseGate | None = None) -> None:
@@ -311,7 +324,7 @@ class KeptConnection:
     def get(self) -> psycopg.Connection[Any]:
         """Return it, connected. Raises :class:`DatabaseAway`."""
         closings = 0 if self._gate is None else self._gate.closings
-        if self.current is not None and (self.current.closed or self._made_at != closings):
+        if self.current is not None and (self._made_at != closings or has_ended(self.current)):
             self.discard()
         if self.current is None:
             self.current, self._made_at = self._connect(), closings
@@ -360,13 +373,8 @@ def make_engine(url: str, *, pool_size: int, statement_timeout_ms: int, use: Eng
 
 
 def _refuse_ended(connection: BoundedConnection, *_: object) -> None:
-    """Have the pool replace a connection that the server has ended while it was idle: what is written would fail.
-
-    An idle server sends nothing but its reason, or rarely a notice, after which the connection is no loss.
-    """
-    idle = select.poll()
-    idle.register(connection.pgconn.socket, select.POLLIN)
-    if idle.poll(0):
+    """Have the pool replace a connection that the server has ended: what is written on it would fail."""
+    if has_ended(connection):
         raise DisconnectionError
 
 
