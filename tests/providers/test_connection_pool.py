@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import sys
+from collections.abc import Callable
 
 import pytest
 import trio
@@ -416,7 +417,21 @@ async def test_a_reader_that_takes_its_time_is_no_slow_server(
     pool.close()
 
 
-async def test_what_arrived_in_time_is_read_after_a_standstill(mock_clock: trio.testing.MockClock) -> None:
+class AfterNextWait(trio.abc.Instrument):
+    """Calls a function when the loop has looked for ready sockets, and before it looks for deadlines."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def after_io_wait(self, timeout: float) -> None:
+        trio.lowlevel.remove_instrument(self)
+        self._call()
+
+
+@pytest.mark.parametrize("is_seen_at_once", [True, False])
+async def test_what_arrived_in_time_is_read_after_a_standstill(
+    mock_clock: trio.testing.MockClock, is_seen_at_once: bool
+) -> None:
     exchanges_count, servers, answered = 30, list[socket.socket](), list[bytes]()
 
     async def dial(_endpoint: Endpoint, _requester: str) -> trio.SocketStream:
@@ -429,13 +444,19 @@ async def test_what_arrived_in_time_is_read_after_a_standstill(mock_clock: trio.
     async def exchange() -> None:
         answered.append(await ask(pool))
 
+    def answer() -> None:
+        for server in servers:
+            server.send(OK)
+
     async with trio.open_nursery() as exchanges:
         for _ in range(exchanges_count):
             exchanges.start_soon(exchange)
         await trio.testing.wait_all_tasks_blocked()
-        for server in servers:
-            server.send(OK)
-        # The loop sees the responses and the end of the time for them at once.
+        if is_seen_at_once:
+            answer()
+        else:
+            # The signal that continues a process ends the loop's wait without saying which sockets are ready.
+            trio.lowlevel.add_instrument(AfterNextWait(answer))
         mock_clock.jump(60)
     assert answered == [b"ok"] * exchanges_count
     pool.close()

@@ -567,7 +567,10 @@ class ConnectionPool:
             while self._pause is not None:
                 with self._pause:
                     await trio.sleep_forever()
-                # After a process has stood still, first those go on whose server has sent something meanwhile.
+                # After a process has stood still, first those go on whose server has sent something meanwhile. The
+                # signal that continues it ends the loop's wait without saying which sockets are ready: that is
+                # seen in the next turn, and the tasks that wait for them have run by the turn after it.
+                await trio.lowlevel.checkpoint()
                 await trio.lowlevel.checkpoint()
                 now = trio.current_time()
                 for connection in [each for each in self._open if each.closes_at <= now]:
