@@ -10,9 +10,17 @@ from trio.testing import (
 )
 
 from holdfast.actors.account.messages import RecordKeyUse, SignOut
-from holdfast.actors.runtime.faults import Crashed, Deadlock, OutcomeUnknown, Overloaded, StaleFence, Unavailable
+from holdfast.actors.runtime.faults import (
+    Crashed,
+    Deadlock,
+    NotAccepted,
+    OutcomeUnknown,
+    Overloaded,
+    StaleFence,
+    Unavailable,
+)
 from holdfast.actors.task.messages import CancelTask
-from holdfast.cluster.codec import ACCOUNTS, TASKS, LinkLost, NotAccepted
+from holdfast.cluster.codec import ACCOUNTS, TASKS, LinkLost
 from holdfast.cluster.frames import PROTOCOL, Hello
 from holdfast.cluster.link import PING_S, SILENT_S
 from holdfast.ledger.refusals import Refusal

@@ -15,13 +15,14 @@ from tests.persistence.values import make_task
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.actors.account.messages import RevokeApiKey, SignOut
-from holdfast.actors.runtime.faults import OutcomeUnknown
+from holdfast.actors.runtime.faults import NotAccepted, OutcomeUnknown
 from holdfast.cluster import members
 from holdfast.cluster.codec import Codec, LinkLost
 from holdfast.cluster.frames import HELLO_S, PROTOCOL
 from holdfast.cluster.link import PING_S, SILENT_S
 from holdfast.cluster.members import JOIN_S, UNREACHED_S, slots_of
 from holdfast.cluster.members import SINGLETONS as FIXED
+from holdfast.cluster.placement import owners_of_places
 from holdfast.ledger.values import place_of
 from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Beat, Member, Membership
 from holdfast.persistence.journal.units import Unit
@@ -265,6 +266,28 @@ async def test_an_owner_whose_actors_do_not_run_leaves_the_ask_to_the_asker(auto
         key = next(key for key in ACCOUNTS if nodes[0].owner_of(key) == "proc_c")
         await nodes[2].local.stop()
         assert await nodes[0].ask(key) == "proc_a"
+
+
+async def test_an_ask_that_is_given_back_goes_to_the_new_owner(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = three(Rows())
+    owners = owners_of_places([node.name for node in nodes])
+    async with running(*nodes[:2]) as nursery:
+        key = next(
+            key for key in ACCOUNTS if owners[place_of(key)] == "proc_c" and nodes[0].owner_of(key) == "proc_a"
+        )
+
+        async def give_back(*_: object) -> None:
+            """Give an ask back once another member has joined, whose writes come first."""
+            await nursery.start(nodes[2].run)
+            await trio.sleep(BEAT_S)
+            raise NotAccepted("served by another process")
+
+        monkeypatch.setattr(nodes[0].local, "ask", give_back)
+        assert nodes[0].local.is_elsewhere(key) is False
+        assert await nodes[0].ask(key) == "proc_c"
+        assert nodes[0].local.is_elsewhere(key) is True
 
 
 async def test_members_with_other_secrets_serve_alone(autojump_clock: MockClock) -> None:

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from holdfast.actors.runtime.faults import Crashed, Quarantined, Unavailable
+from holdfast.actors.runtime.faults import Crashed, NotAccepted, Quarantined, Unavailable
 from holdfast.actors.runtime.journaled import RELOADS_IN_ROW_MAX, Reload
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.workers.poison_writer import PoisonedMessage
 from holdfast.persistence.journal.units import Committed, Fence, NotWritten, Stale
 from holdfast.supervision.directory import KeyedDirectory
+from holdfast.supervision.keyed_child import VOIDS_UNDELAYED
 from holdfast.supervision.keyed_group import KeyedLimits
 from holdfast.supervision.spec import Backoff
 
@@ -175,6 +176,28 @@ async def test_too_many_void_decisions_in_a_row_count_as_a_crash(autojump_clock:
         await trio.sleep(5)
         assert [report.reason_type for report in harness.reports("crash")] == ["RuntimeError"]
         harness.settle(Committed())
+
+
+@pytest.mark.parametrize("is_elsewhere", [True, False])
+async def test_void_asks_are_given_back_if_another_process_serves_the_key(
+    autojump_clock: MockClock, is_elsewhere: bool
+) -> None:
+    harness = Harness()
+    replies: dict[int, Any] = {}
+    async with harness.running() as directory, trio.open_nursery() as nursery:
+        directory.is_elsewhere = lambda key: is_elsewhere and key == "a"
+        nursery.start_soon(collect, harness, [("a", Write("1"))], replies)
+        await trio.sleep(1)
+        directory.ref("a").tell(Write("2"))
+        for _ in range(VOIDS_UNDELAYED + 1):
+            assert replies == {}
+            await trio.sleep(1)
+            harness.settle(MOVED, MOVED)
+        await trio.sleep(1)
+        harness.settle(*[Committed()] * len(harness.queue))
+    # A tell has no sender that could send it again.
+    assert harness.handled["a"][2 * VOIDS_UNDELAYED + 2 :] == (["2"] if is_elsewhere else ["1", "2"])
+    assert type(replies[0]) is (NotAccepted if is_elsewhere else str)
 
 
 class Newer(Command[str], frozen=True):

@@ -13,12 +13,12 @@ import msgspec
 import structlog
 import trio
 
-from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown, Overloaded
+from holdfast.actors.runtime.faults import AskFault, NotAccepted, OutcomeUnknown, Overloaded
 from holdfast.actors.runtime.mailbox import Envelope, TrioFuture
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TellRef
 from holdfast.cluster import frames
-from holdfast.cluster.codec import CannotEncode, Codec, NotAccepted, fault_frame
+from holdfast.cluster.codec import CannotEncode, Codec, fault_frame
 from holdfast.cluster.link import ASKS_MAX
 from holdfast.persistence.journal.changes import Changes
 from holdfast.telemetry.traces import within_trace
@@ -159,7 +159,7 @@ class Answering:
             if self._open_asks > ASKS_MAX:
                 raise Overloaded(f"{ASKS_MAX} asks of {self._member_id} are open")
             local.accept(ask.key, envelope, fails_fast=ask.fails_fast)
-        except (AskFault, NotAccepted) as fault:
+        except AskFault as fault:
             answer.fail(fault)
 
     def _decode(self, group: str, name: str, body: bytes) -> Command[object]:

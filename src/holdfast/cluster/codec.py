@@ -19,6 +19,7 @@ from holdfast.actors.runtime.faults import (
     AskFault,
     Crashed,
     Deadlock,
+    NotAccepted,
     OutcomeUnknown,
     Overloaded,
     Quarantined,
@@ -109,19 +110,16 @@ def _bounded(body: bytes, value: object) -> bytes:
     return body
 
 
-class NotAccepted(Exception):
-    """The other member has certainly not accepted the command: it may be sent elsewhere."""
-
-
 class LinkLost(Exception):
     """The link closed before the reply arrived: the command may have taken effect."""
 
 
 _ASK_FAULTS: Final[Mapping[str, type[AskFault]]] = {
-    each.__name__: each for each in (AccountAway, Overloaded, Unavailable, Quarantined, OutcomeUnknown, Deadlock)
+    each.__name__: each
+    for each in (NotAccepted, AccountAway, Overloaded, Unavailable, Quarantined, OutcomeUnknown, Deadlock)
 }
 _OTHERS: Final[Mapping[str, type[Exception]]] = {
-    each.__name__: each for each in (Crashed, StaleFence, UnreadableRow, NotAccepted)
+    each.__name__: each for each in (Crashed, StaleFence, UnreadableRow)
 }
 
 

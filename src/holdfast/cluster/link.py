@@ -9,11 +9,11 @@ from typing import Final
 import msgspec
 import trio
 
-from holdfast.actors.runtime.faults import Overloaded
+from holdfast.actors.runtime.faults import NotAccepted, Overloaded
 from holdfast.actors.runtime.mailbox import AskDeadlines, TrioFuture
 from holdfast.actors.runtime.messages import Command
 from holdfast.cluster import frames
-from holdfast.cluster.codec import Codec, LinkLost, NotAccepted, fault_of
+from holdfast.cluster.codec import Codec, LinkLost, fault_of
 from holdfast.persistence.journal.changes import Change
 from holdfast.telemetry.traces import traceparent
 
@@ -76,7 +76,7 @@ class Link:
 
         Raises the actor's faults, ``Overloaded`` also if too much waits on this link.
 
-        Raises :class:`~holdfast.cluster.codec.CannotEncode` or :class:`NotAccepted` if the command may be sent
+        Raises :class:`~holdfast.cluster.codec.CannotEncode` or ``NotAccepted`` if the command may be sent
         elsewhere, and :class:`LinkLost` if the link closes first.
         """
         name, codec = type(command).__name__, self._codecs[group]

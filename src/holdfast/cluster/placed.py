@@ -1,34 +1,36 @@
 """Addresses of actors wherever they live: asks go to the member that owns the actor's place, or are served here.
 
-An ask is forwarded at most once. What the owner did not accept is served here, and the fence makes that safe. An
-ask whose link closed may have taken effect: it is repeated once, at the new owner, if repeating it changes nothing;
+What the owner did not accept is served here, and the fence makes that safe. If the process that serves an ask is
+not the owner any more, and the owner's writes make its decisions void, the ask goes to the owner after all. An ask
+whose link closed may have taken effect: it is repeated once, at the new owner, if repeating it changes nothing;
 otherwise its outcome is unknown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeVar, cast
 
 import trio
 
-from holdfast.actors.runtime.faults import OutcomeUnknown, Overloaded, Quarantined, Unavailable
+from holdfast.actors.runtime.faults import NotAccepted, OutcomeUnknown, Overloaded, Quarantined, Unavailable
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import (
     ACCEPT_AGAIN_S,
     ActorRef,
-    Directory,
     KeyedRef,
     TellRef,
     TrioActorRef,
     WhileDown,
 )
-from holdfast.cluster.codec import CONTROL, CannotEncode, LinkLost, NotAccepted
+from holdfast.cluster.codec import CONTROL, CannotEncode, LinkLost
 from holdfast.cluster.link import Link
 from holdfast.cluster.members import Members
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.actor import ControlRef
 from holdfast.supervision.control.messages import MemberView
+from holdfast.supervision.directory import KeyedDirectory
 from holdfast.telemetry import metrics
 
 R = TypeVar("R")
@@ -37,47 +39,55 @@ R = TypeVar("R")
 class PlacedDirectory:
     """The actors of one kind in all members. ``place_of`` returns the place of a key."""
 
-    def __init__(self, name: str, local: Directory, members: Members, place_of: Callable[[str], int]) -> None:
+    def __init__(self, name: str, local: KeyedDirectory, members: Members, place_of: Callable[[str], int]) -> None:
         self.name = name
+        local.is_elsewhere = lambda key: self._link_to(key) is not None
         self._local = local
         self._members = members
         self._place_of = place_of
 
     def ref(self, key: str) -> ActorRef:
         """Return an actor's address."""
-        return self._local.ref(key) if self._members.is_alone else KeyedRef(self, key)
+        return KeyedRef(self, key)
 
     async def ask(self, key: str, message: Command[R], deadline_s: float, while_down: WhileDown) -> R | Refusal:
         """Ask the actor of a key. Raises as :meth:`AskRef.ask` does."""
         deadline, is_repeated = trio.current_time() + deadline_s, False
-        while (link := self._members.link_to(self._place_of(key))) is not None:
-            left_s = deadline - trio.current_time()
-            try:
-                reply = await link.ask(self.name, key, message, left_s, fails_fast=while_down == "fail")
-            except (CannotEncode, NotAccepted):
-                metrics.FORWARDED.labels("served_here").inc()
-                break
-            except LinkLost as lost:
-                metrics.FORWARDED.labels("lost").inc()
-                if is_repeated or not message.is_repeatable:
-                    raise OutcomeUnknown(str(lost)) from lost
-                is_repeated = True
-            except Unavailable as fault:
-                if while_down != "wait" or isinstance(fault, Quarantined) or left_s <= ACCEPT_AGAIN_S:
-                    raise
-                await trio.sleep(ACCEPT_AGAIN_S)
-            else:
-                metrics.FORWARDED.labels("answered").inc()
-                # The actor's handler of a Command[R] replies with an R.
-                return cast("R | Refusal", reply)
-        return await self._local.ref(key).ask(
-            message, deadline_s=deadline - trio.current_time(), while_down=while_down
-        )
+        while True:
+            link = self._link_to(key)
+            if link is not None:
+                left_s = deadline - trio.current_time()
+                try:
+                    reply = await link.ask(self.name, key, message, left_s, fails_fast=while_down == "fail")
+                except (CannotEncode, NotAccepted):
+                    metrics.FORWARDED.labels("served_here").inc()
+                except LinkLost as lost:
+                    metrics.FORWARDED.labels("lost").inc()
+                    if is_repeated or not message.is_repeatable:
+                        raise OutcomeUnknown(str(lost)) from lost
+                    is_repeated = True
+                    continue
+                except Unavailable as fault:
+                    if while_down != "wait" or isinstance(fault, Quarantined) or left_s <= ACCEPT_AGAIN_S:
+                        raise
+                    await trio.sleep(ACCEPT_AGAIN_S)
+                    continue
+                else:
+                    metrics.FORWARDED.labels("answered").inc()
+                    # The actor's handler of a Command[R] replies with an R.
+                    return cast("R | Refusal", reply)
+            # Its actor here gives it back while the owner's writes make it void.
+            with suppress(NotAccepted):
+                return await self._local.ask(key, message, deadline - trio.current_time(), while_down)
 
     def tell(self, key: str, message: Command[object]) -> None:
         """Tell the actor of a key."""
-        link = self._members.link_to(self._place_of(key))
+        link = self._link_to(key)
         _tell_via(self._members, link, self._local.ref(key), group=self.name, key=key, message=message)
+
+    def _link_to(self, key: str) -> Link | None:
+        """Return the link to the owner of a key; None if it is served here."""
+        return None if self._members.is_alone else self._members.link_to(self._place_of(key))
 
 
 class SingletonRef(TrioActorRef):

@@ -25,7 +25,7 @@ from typing import Final, Literal
 import trio
 
 from holdfast.actors.runtime.actor import Ending
-from holdfast.actors.runtime.faults import Crashed, EndedByOperator, Quarantined
+from holdfast.actors.runtime.faults import Crashed, EndedByOperator, NotAccepted, Quarantined
 from holdfast.actors.runtime.journaled import JournaledActor
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox
 from holdfast.actors.workers.poison_writer import message_crashed_on
@@ -318,10 +318,18 @@ class KeyedChild:
             return self._postpone()
         elif actor.void_cause == "stale":
             self.voids_in_row += 1
+            if self.voids_in_row > VOIDS_UNDELAYED and self.group.is_elsewhere(self.key):
+                self._give_back()
+                return self._at_once()
         if self.voids_in_row > self.group.limits.voids_in_row_max:
             self.voids_in_row = 0
             return self._after_crash(RuntimeError("its decisions were void too many times in a row"))
         return 0.0
+
+    def _give_back(self) -> None:
+        """Have asks sent to the process that serves the key: while it has many, its writes come first."""
+        fault = NotAccepted(f"{self.group.name} {self.key} is served by another process")
+        self.mailbox.requeue([each for each in self.mailbox.take_all() if not each.fail(fault)])
 
     def _after_crash(self, exc: Exception) -> float | None:
         if isinstance(exc, DatabaseAway):

@@ -88,6 +88,10 @@ class KeyRestart(msgspec.Struct, frozen=True, kw_only=True):
     """How long the backoff or quarantine lasts, in seconds; null without one."""
 
 
+def _is_here(_key: str) -> bool:
+    return False
+
+
 @dataclass(eq=False)
 class KeyedGroup:
     """The actors of one kind, apart from the keys themselves. It outlives the runs of its directory."""
@@ -109,6 +113,8 @@ class KeyedGroup:
 
     path: str = field(init=False)
     """The path in the tree."""
+    is_elsewhere: Callable[[str], bool] = field(default_factory=lambda: _is_here, init=False)
+    """Returns whether another process serves a key."""
     nursery: trio.Nursery | None = field(default=None, init=False)
     """The tasks of the keys in the present run."""
     stopping: trio.Event = field(default_factory=trio.Event, init=False)

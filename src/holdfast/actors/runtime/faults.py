@@ -23,6 +23,10 @@ class Unavailable(AskFault):
     """The actor is restarting or paused; the command was not accepted."""
 
 
+class NotAccepted(Unavailable):
+    """The process that was asked has certainly not accepted the command: it may be sent elsewhere."""
+
+
 class AccountAway(Unavailable):
     """The account is closed for a move to another cell, or was moved there; the command was not accepted."""
 
