@@ -60,3 +60,17 @@ async def test_a_peer_that_has_closed_breaks_the_send() -> None:
     with pytest.raises(trio.BrokenResourceError):
         await ours.send_all(b"late")
     ours.close()
+
+
+async def test_what_is_closed_here_as_it_becomes_readable_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    connected = ConnectedSocket(ours)
+
+    async def wait_readable(_: object) -> None:
+        """Return as the loop does for a socket that another task closes in the same turn."""
+        connected.close()
+
+    monkeypatch.setattr(trio.lowlevel, "wait_readable", wait_readable)
+    with pytest.raises(trio.ClosedResourceError):
+        await connected.receive_some()
+    theirs.close()

@@ -47,6 +47,8 @@ class ConnectedSocket(trio.abc.HalfCloseableStream):
             except BlockingIOError:
                 continue
             except OSError as fault:
+                # It may have been closed here in the turn in which it became readable.
+                self._check_open()
                 raise trio.BrokenResourceError from fault
 
     def is_readable(self) -> bool:
