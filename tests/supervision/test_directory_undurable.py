@@ -166,9 +166,13 @@ async def test_messages_requeued_after_a_kill_wake_the_next_run(
     assert replies == {0: "1"}
 
 
-async def test_too_many_void_decisions_in_a_row_count_as_a_crash(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("is_elsewhere", [True, False])
+async def test_too_many_void_decisions_in_a_row_count_as_a_crash(
+    autojump_clock: MockClock, is_elsewhere: bool
+) -> None:
     harness = Harness(limits=KeyedLimits(voids_in_row_max=5))
     async with harness.running() as directory:
+        directory.is_elsewhere = lambda _: is_elsewhere
         directory.ref("a").tell(Write("1"))
         for _ in range(6):
             await trio.sleep(1)

@@ -320,7 +320,9 @@ class KeyedChild:
             self.voids_in_row += 1
             if self.voids_in_row > VOIDS_UNDELAYED and self.group.is_elsewhere(self.key):
                 self._give_back()
-                return self._at_once()
+                if self.mailbox.empty():
+                    self.voids_in_row = 0
+                    return None
         if self.voids_in_row > self.group.limits.voids_in_row_max:
             self.voids_in_row = 0
             return self._after_crash(RuntimeError("its decisions were void too many times in a row"))

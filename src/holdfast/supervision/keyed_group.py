@@ -88,7 +88,7 @@ class KeyRestart(msgspec.Struct, frozen=True, kw_only=True):
     """How long the backoff or quarantine lasts, in seconds; null without one."""
 
 
-def _is_here(_key: str) -> bool:
+def _never(_key: str) -> bool:
     return False
 
 
@@ -113,7 +113,7 @@ class KeyedGroup:
 
     path: str = field(init=False)
     """The path in the tree."""
-    is_elsewhere: Callable[[str], bool] = field(default_factory=lambda: _is_here, init=False)
+    is_elsewhere: Callable[[str], bool] = field(default_factory=lambda: _never, init=False)
     """Returns whether another process serves a key."""
     nursery: trio.Nursery | None = field(default=None, init=False)
     """The tasks of the keys in the present run."""
