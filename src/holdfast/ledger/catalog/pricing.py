@@ -267,9 +267,9 @@ def price_input(
 
 
 @lru_cache(maxsize=4096)
-def _priced(rate: Rate, measured: Measured) -> tuple[list[int], str]:
+def _priced(rate: Rate, measured: Measured) -> tuple[tuple[int, ...], str]:
     """Return the prices of units, and how the expected one is computed: most inputs of a model have equal units."""
-    return [price_micro(rate, units) for units in measured], basis_of(rate, measured.estimated)
+    return tuple(price_micro(rate, units) for units in measured), basis_of(rate, measured.estimated)
 
 
 def quote_input(
