@@ -14,7 +14,7 @@ from holdfast.persistence.server.migrate import migrate
 
 _SCHEMA = """
     select md5(string_agg(part, '|' order by part)) from (
-        select format('%s %s %s %s', c.relkind, c.oid::regclass, c.reloptions, (
+        select format('%s %s %s %s %s', c.relkind, c.oid::regclass, c.reloptions, c.relacl, (
             select string_agg(format('%s %s %s %s', attname, atttypid, attnotnull, atthasdef), ',' order by attnum)
             from pg_attribute where attrelid = c.oid and attnum > 0 and not attisdropped)) as part
         from pg_class c where c.relnamespace = 'public'::regnamespace
@@ -24,7 +24,7 @@ _SCHEMA = """
         from pg_constraint where connamespace = 'public'::regnamespace
         union all select format('function %s %s', proname, prosrc)
         from pg_proc where pronamespace = 'public'::regnamespace
-        union all select format('namespace %s', nspname) from pg_namespace where nspname not like 'pg_%'
+        union all select format('namespace %s %s', nspname, nspacl) from pg_namespace where nspname not like 'pg_%'
         union all select format('setting %s', setconfig) from pg_db_role_setting
         union all select format('version %s', version_num) from alembic_version
     ) parts
