@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -11,6 +12,8 @@ from psycopg import errors, pq
 from tests.fresh_databases import FreshDatabases
 
 from holdfast.persistence.journal.exchanges import CHUNK_BYTES, PreparedStatements, StatementsOutdated, copy_all
+from holdfast.persistence.server.connections import connect
+from holdfast.persistence.server.database_faults import ServerSilent
 
 ONE = "copy one (id, body) from stdin"
 TWO = "copy two (id) from stdin"
@@ -177,6 +180,14 @@ def test_statements_belong_to_the_open_transaction(connection: psycopg.Connectio
     assert counted(database_url) == (0, 0)
     connection.rollback()
     assert counted(database_url) == (0, 0)
+
+
+def test_all_statements_of_an_exchange_have_one_time_limit(database_url: str) -> None:
+    with closing(connect(database_url, statement_timeout_ms=60_000)) as connection:
+        connection.answer_s = 0.2
+        with pytest.raises(ServerSilent):
+            PreparedStatements(connection).run([("select pg_sleep(0.15)", ())] * 2)
+        assert connection.closed
 
 
 def test_a_statement_is_prepared_once(connection: psycopg.Connection[Any]) -> None:

@@ -45,6 +45,9 @@ class PreparedStatements:
     def run(self, statements: Sequence[Statement]) -> list[list[tuple[Any, ...]]]:
         """Run ``statements`` in the open transaction, or in one begun here; return the rows of each.
 
+        All of them have one time limit, as a single one has: the server answers when it has run the last, so one
+        that works cannot be told from one that is gone. The journal looks up what that commits later.
+
         Raises the server's first error, after which it runs nothing more of them (:class:`StatementsOutdated` if it
         concerns how an earlier run prepared one), or, before anything is sent, UnicodeEncodeError or DataError for
         text that it cannot hold.
