@@ -46,7 +46,7 @@ class PreparedStatements:
         """Run ``statements`` in the open transaction, or in one begun here; return the rows of each.
 
         All of them have one time limit, as a single one has: the server answers when it has run the last, so one
-        that works cannot be told from one that is gone. The journal looks up what that commits later.
+        that works looks the same as one that is gone. The journal looks up what that commits later.
 
         Raises the server's first error, after which it runs nothing more of them (:class:`StatementsOutdated` if it
         concerns how an earlier run prepared one), or, before anything is sent, UnicodeEncodeError or DataError for
