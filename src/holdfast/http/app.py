@@ -5,15 +5,13 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, TypeAlias, cast
+from collections.abc import Awaitable, Sequence
+from typing import Final
 
 from quart import Request, Response
-from quart.routing import QuartRule
 from quart.typing import ResponseTypes
 from quart_trio import QuartTrio
-from werkzeug.exceptions import NotFound
-from werkzeug.routing import MapAdapter
+from werkzeug.exceptions import MethodNotAllowed, NotFound
 
 from holdfast.http.endpoints import all_routes
 from holdfast.http.endpoints.api_docs import PAGES
@@ -25,7 +23,8 @@ from holdfast.http.kit.extensions import ServedPage, installed_extensions
 from holdfast.http.kit.forwarding import serve_in_cells
 from holdfast.http.kit.requests import HoldfastConnection, HoldfastRequest, end_trace, keep_request, start_trace
 from holdfast.http.kit.responses import exception_response, refusal_response, serve_call
-from holdfast.http.kit.routes import HEALTH_PATHS, OrderIdConverter, Route, TaskIdConverter, is_for_operators
+from holdfast.http.kit.router import Router, Served
+from holdfast.http.kit.routes import HEALTH_PATHS, is_for_operators
 from holdfast.http.kit.values import shown
 from holdfast.ledger.refusals import Refusal
 from holdfast.telemetry import metrics
@@ -34,9 +33,6 @@ from holdfast.telemetry.logs import levels, log_raised
 from holdfast.telemetry.logs.raised import about
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
 from holdfast.telemetry.traces import trace_id
-
-Served: TypeAlias = Route | ServedPage
-"""An endpoint, or a page."""
 
 EXTENSIONS: Final = installed_extensions()
 ROUTES: Final = (*all_routes(), *(route for each in EXTENSIONS for route in each.routes))
@@ -55,10 +51,6 @@ PAGE_PATHS: Final = frozenset(page.path for each in EXTENSIONS for page in each.
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 UNKEPT: Final = frozenset(route.name for route in ROUTES if not route.is_kept)
 
-MATCHES_MAX: Final = 512
-"""How many matches of paths with parameters are kept."""
-
-
 PUBLIC_ROUTES: Final = tuple(route for route in SERVED if not is_for_operators(route.path))
 OPERATORS_ROUTES: Final[tuple[Served, ...]] = (
     *(route for route in SERVED if is_for_operators(route.path) or route.path in HEALTH_PATHS),
@@ -66,74 +58,40 @@ OPERATORS_ROUTES: Final[tuple[Served, ...]] = (
 )
 
 
-class MatchedRule(QuartRule):
-    """A rule that requests are matched with. No URL is built from one: what would build it is not compiled.
-
-    Compiling that is most of what a rule costs a start. From werkzeug, a private member used here:
-    ``_compile_builder``.
-    """
-
-    def _compile_builder(self, _append_unknown: bool = True) -> Callable[..., tuple[str, str]]:
-        return _build_nothing
-
-
-def _build_nothing(*_: object) -> tuple[str, str]:
-    raise AssertionError("no URL is built from a rule")
-
-
 class HoldfastApp(QuartTrio):
     """The Quart application of one listener. Routing depends on path and method alone, never on the Host header.
 
-    A request is matched by its path, or by the URL map if that has parameters, and its handler is called directly.
-    Overridden of Quart, all of it here and in :mod:`holdfast.http.kit.requests`: ``handle_request``, whose request
-    context, hooks and signals add 11 to 17 % to a create's CPU (docs/decisions.md); the class of a connection,
-    which would run three tasks for each request; that of a request, which would buffer the body; that of a rule.
+    A request's route is found by :class:`Router`, and its handler is called directly. Overridden of Quart, all of
+    it here and in :mod:`holdfast.http.kit.requests`: ``handle_request``, whose request context, hooks and signals
+    add 11 to 17 % to a create's CPU (docs/decisions.md); the class of a connection, which would run three tasks for
+    each request; that of a request, which would buffer the body.
     """
 
-    url_rule_class = MatchedRule  # type: ignore[assignment]  # as Quart sets its own
     asgi_http_class = HoldfastConnection  # type: ignore[assignment]  # one task per request instead of three
 
     def __init__(self, deps: Dependencies, routes: Sequence[Served]) -> None:
         super().__init__(__name__, static_folder=None)
         self.deps = deps
         self.config["PROPAGATE_EXCEPTIONS"] = False
-        self.url_map.merge_slashes = False
-        self.url_map.converters |= {"task": TaskIdConverter, "order": OrderIdConverter}
-        self._routes = {route.name: route for route in routes}
-        for route in routes:
-            self.add_url_rule(route.rule, route.name, methods=[route.method])
-        self._adapter = self.url_map.bind("holdfast")
-        # Of paths with parameters, those of models and of tasks that are polled come again and again.
-        self._match = functools.lru_cache(MATCHES_MAX)(functools.partial(self._adapter.match, return_rule=True))
-        self._fixed = {
-            (rule.rule.encode(), method): rule
-            for rule in self.url_map.iter_rules()
-            if not rule.arguments
-            for method in rule.methods or ()
-        }
+        self._router = Router(routes)
 
     async def handle_request(self, request: Request) -> ResponseTypes:
         """Answer one request. Every response has a request id, and every failure the one error format."""
         assert isinstance(request, HoldfastRequest)
         try:
             _begin(request)
-            path: Mapping[str, str] = {}
-            raw_path = request.scope["raw_path"]
-            rule = self._fixed.get((raw_path, request.method))
-            if rule is None:
-                if not is_normal_path(raw_path):
-                    raise NotFound
-                rule, path = self._match(request.path, request.method)
-            request.url_rule = cast(QuartRule, rule)
+            served, path = self._router.find(request.path)
+            found = served.get(request.method)
+            if found is None:
+                raise MethodNotAllowed(served) if served else NotFound
+            route, request.endpoint = found
             if request.method == "OPTIONS":
-                response = _options(self._adapter, request)
+                response = Response(b"", status=204, headers={"Allow": ", ".join(sorted(served))})
+            elif self.deps.cells is None:
+                response = await _serve(self.deps, route, request, path)
             else:
-                route, path = self._routes[rule.endpoint], {**path}
-                if self.deps.cells is None:
-                    response = await _serve(self.deps, route, request, path)
-                else:
-                    serve = functools.partial(_serve, self.deps, route, request, path)
-                    response = await serve_in_cells(self.deps, route, request, path, serve)
+                serve = functools.partial(_serve, self.deps, route, request, path)
+                response = await serve_in_cells(self.deps, route, request, path, serve)
         except Exception as error:
             below = self._below_another_base(request) if isinstance(error, NotFound) else None
             response = exception_response(error, request) if below is None else refusal_response(below)
@@ -147,11 +105,11 @@ class HoldfastApp(QuartTrio):
         bare = _BASE.sub("", request.path.rstrip("/"))
         paths = {f"{base}{bare}": None for base in BASES}
         page = request.path.rstrip("/")
-        if page != request.path and page in PAGE_PATHS and self._adapter.allowed_methods(page):
+        if page != request.path and page in PAGE_PATHS and self._router.find(page)[0]:
             message = f"The path {shown(request.path)} does not exist, but {shown(page)} does."
             return Refusal(code="route_not_found", message=message)
         # Not the pages: a client whose base URL lacks /v1 finds none at /models.
-        known = [each for each in paths if each not in PAGE_PATHS and self._adapter.allowed_methods(each)]
+        known = [each for each in paths if each not in PAGE_PATHS and self._router.find(each)[0]]
         if not known or request.path in known:
             return None
         does = "does" if len(known) == 1 else "do"
@@ -168,11 +126,13 @@ def _serve(
 
 
 def _begin(request: HoldfastRequest) -> None:
-    """Give the request its id."""
+    """Give the request its id, and refuse a path that is not in its normal form."""
     request.started_s = time.perf_counter()
     start_trace(request)
     if levels.any:
         about.set((request.path,))
+    if not is_normal_path(request.scope["raw_path"]):
+        raise NotFound
 
 
 def _finish(deps: Dependencies, request: HoldfastRequest, response: Response) -> Response:
@@ -221,12 +181,6 @@ def _count_refused(deps: Dependencies, request: HoldfastRequest, response: Refus
         key_prefix=key_prefix_sent(request.sent[b"authorization"]),
         origin=origin_of_request(request, deps.settings),
     )
-
-
-def _options(adapter: MapAdapter, request: Request) -> Response:
-    """Answer OPTIONS: the ``Allow`` header, no body."""
-    allowed = adapter.allowed_methods(request.path)
-    return Response(b"", status=204, headers={"Allow": ", ".join(sorted(allowed))})
 
 
 @functools.cache

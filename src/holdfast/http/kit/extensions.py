@@ -74,11 +74,6 @@ class ServedPage:
         """The page's name in metrics."""
         return f"{self.method} {self.path}"
 
-    @property
-    def rule(self) -> str:
-        """The path in the web framework's syntax; a model's id may contain slashes."""
-        return self.path.replace("{model_id}", "<path:model_id>").replace("{", "<").replace("}", ">")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:

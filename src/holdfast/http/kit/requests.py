@@ -90,6 +90,8 @@ class HoldfastRequest(TrioRequest):
     traceresponse: str | None = None
     """The caller's trace, which this request continues."""
     span: Span | None = None
+    endpoint: str | None = None
+    """The name of its route; None without one."""
 
     def __init__(self, scope: HTTPScope, receive: ASGIReceiveCallable) -> None:
         client = scope.get("client")

@@ -8,14 +8,12 @@ generates the document and its examples). There is no other list of endpoints.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 from quart import Response
-from werkzeug.routing import BaseConverter
 
 from holdfast.http.kit.calls import SIGNED, Auth, Call, Needs
 from holdfast.ledger.refusals import Refusal
@@ -126,11 +124,6 @@ class Route(Declaration):
             return any(each.location == "query" for each in self.parameters)
         return self.auth not in SIGNED
 
-    @property
-    def rule(self) -> str:
-        """The path in the web framework's syntax; a model's id may contain slashes."""
-        return re.sub(r"\{(\w+)\}", lambda m: f"<{CONVERTERS.get(m[1], 'default')}:{m[1]}>", self.path)
-
 
 IDEMPOTENCY_KEY: Final = Parameter(
     name="Idempotency-Key",
@@ -142,22 +135,6 @@ IDEMPOTENCY_KEY: Final = Parameter(
 
 REQUIRED_IDEMPOTENCY_KEY: Final = replace(IDEMPOTENCY_KEY, required=True)
 """For money that operators move: a repeat must never move it twice."""
-
-
-CONVERTERS: Final = {"model_id": "path", "request_id": "task", "order_id": "order"}
-"""The converters of path parameters that are not simply text without a slash."""
-
-
-class TaskIdConverter(BaseConverter):
-    """Any text except the names of other routes, so that ``GET /v2/task/create`` is 405 and not a task."""
-
-    regex = "(?!(?:create|list)$)[^/]+"
-
-
-class OrderIdConverter(BaseConverter):
-    """Any text except the payment providers, which are routes of their own."""
-
-    regex = "(?!(?:sandbox|cardprovider)$)[^/]+"
 
 
 HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})
