@@ -98,15 +98,12 @@ def tune_interpreter() -> None:
 
     Garbage collection runs less often and leaves out what exists already, which lives as long as the process:
     requests leave few cycles, and traversing thousands of actors every few hundred allocations costs more than it
-    frees. What the start has left is freed before, and returned to the system where the C library can: in
-    production the lists of words with which secrets are checked took 15 MB.
+    frees. What the start has left is freed before.
 
     The switch interval is short: beside a thread that computes, such as one that checks rows, the loop waits that
     long for the interpreter after each system call.
     """
     gc.collect()
-    with suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # only glibc has it
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
     sys.setswitchinterval(200e-6)
@@ -127,6 +124,7 @@ async def _run(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_handle_signals, assembly)
         nursery.start_soon(beside)
+        nursery.start_soon(_return_memory, assembly)
         try:
             await assembly.tree.run()
         except GaveUp as gave_up:
@@ -172,6 +170,17 @@ async def _lacks_accounts(database_url: str, cells: Cells) -> bool:
 def _missing_in_list(database_url: str, cells: Cells) -> tuple[list[str], list[int]]:
     with connected(database_url) as rows, rows.begin():
         return find_unreachable(rows, cells), find_unlisted(rows, cells)
+
+
+async def _return_memory(assembly: Assembly) -> None:
+    """Return to the system what the start has freed, once every part is up.
+
+    In production, the lists of words with which secrets are checked took 15 MB.
+    """
+    with suppress(NotRunning):
+        await assembly.tree.wait_ready()
+        with suppress(AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)  # only glibc has it
 
 
 async def _log_when_ready(assembly: Assembly, sockets: SlotSockets) -> None:
