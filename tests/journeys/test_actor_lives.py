@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 import trio
-from tests.clients import Customer, code_of, loopback_client, ok, until
+from tests.clients import Customer, code_of, loopback_client, ok
 
 from .conftest import NewCustomer, NewService
 from .quiet_provider import MODEL, QuietProvider
@@ -80,7 +80,7 @@ async def test_a_task_whose_hold_is_not_open_is_a_crash_with_its_quarantine(
         operator = Operator(service, http)
         ada: Customer = await new_customer(service, credit="5.00")
         task_id = ok(await ada.create(MODEL, prompt="x"))["request_id"]
-        await until(lambda: _is_taken(provider, task_id))
+        await ada.submitted(task_id)
         with psycopg.connect(service.database_url, autocommit=True) as rows:
             rows.execute("update holds set settled_number = 1")
             await operator.act("accounts", ada.account_id, "restart")
@@ -104,7 +104,3 @@ async def test_a_task_whose_hold_is_not_open_is_a_crash_with_its_quarantine(
         await ada.all_ended()
         assert (await ada.totals()).held == 0
         assert service.audit() == []
-
-
-async def _is_taken(provider: QuietProvider, task_id: str) -> bool:
-    return any(task_id in str(job) for job in provider.jobs)

@@ -29,6 +29,10 @@ def test_urls_and_keys_are_removed() -> None:
     assert clean_message(text) == "GET [url] with [removed] and [removed], [removed] see [url]"
 
 
+def test_an_address_whose_scheme_is_no_word_is_removed() -> None:
+    assert clean_message("at ://cdn.test/a, é://b and ://") == "at [url] é[url] and [url]"
+
+
 def test_long_opaque_words_are_removed() -> None:
     assert clean_message("saved " + "a1" * 20) == "saved [removed]"
     assert clean_message("eyJhbGciOiJIUzI1NiJ9.e30.x is it") == "[removed] is it"

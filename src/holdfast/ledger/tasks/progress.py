@@ -28,7 +28,7 @@ EVENT_ID_SHOWN_CHARS = 200
 
 _READ_MAX_CHARS = 4000
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
-_URL = re.compile(r"(?:\b[a-z][a-z0-9+.-]{0,20}://|\bwww\.)\S+", re.IGNORECASE)
+_URL = re.compile(r"(?:\b[a-z][a-z0-9+.-]{0,20})?://\S*|\bwww\.\S+", re.IGNORECASE)
 _SECRET = re.compile(
     r"""(?:\b(?:bearer|basic)\s+\S{6,}
     |\b(?:api[_-]?key|access[_-]?key|secret|token|password|signature|sig)["']?\s*[=:]\s*\S+
