@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.decisions import on_cancel, on_cancel_answered, on_wake
 from holdfast.ledger.tasks.dispatch import on_submit_failed, on_submitted, submit_at_once
-from holdfast.ledger.tasks.provider_update import ProviderUpdate
+from holdfast.ledger.tasks.provider_update import Moderation, ProviderUpdate
 from holdfast.ledger.tasks.provider_updates import on_poll, on_update
 from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState
 from holdfast.ledger.tasks.transitions import CancelJob, Context, PollJob, ProviderTraits, Step, SubmitJob
@@ -362,6 +363,24 @@ def test_a_job_accepted_after_the_cancel_is_canceled_once(
     assert on_submitted(task_after(step), 1, "job-1", at(noon, 3)) == Step(task=None, verdict="late")
     recorded = task_after(on_cancel_answered(task_after(step), 1, "too_late", at(noon, 4)))
     assert recorded.state.progress[-1].message == "provider cancel too late"
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [{"status": "failed"}, {"status": "canceled"}, {"status": "succeeded", "moderation": Moderation(flagged=True)}],
+)
+def test_a_job_whose_end_is_known_before_its_acceptance_is_not_canceled(
+    make_task: MakeTask,
+    make_update: MakeUpdate,
+    noon: datetime,
+    traits: ProviderTraits,
+    ended: dict[str, Any],
+) -> None:
+    sent = task_after(wake(make_task(), noon, traits))
+    failed = task_after(on_update(sent, make_update(**ended, provider_ref="job-1"), Context(at(noon, 1), "op_1")))
+    assert (failed.status, failed.state.dispatch, failed.state.provider_ref) == ("failed", "acked", "job-1")
+    assert failed.wake_at is None
+    assert on_submitted(failed, 1, "job-1", at(noon, 2)) == Step(task=None, verdict="late")
 
 
 def test_canceling_twice_is_one_cancel(make_acked: MakeTask, noon: datetime) -> None:

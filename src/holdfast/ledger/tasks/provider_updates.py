@@ -205,7 +205,7 @@ def _apply_success(task: Task, update: ProviderUpdate, source_ref: str, ctx: Con
                 **(arrived | {"poll_count": state.poll_count + 1, "last_update_at": ctx.now, "percent": percent}),
             )
         error = error_text("provider_error", "the provider finished without any output")
-        return transition(task, "provider_failed", ctx, error=error, note=note)
+        return transition(task, "provider_failed", ctx, error=error, note=note, **arrived)
     changes = arrived | {
         "percent": percent,
         "last_update_at": ctx.now,
@@ -219,7 +219,7 @@ def _apply_success(task: Task, update: ProviderUpdate, source_ref: str, ctx: Con
     if flagged:
         error = _flag_error(update)
         if not outputs:
-            return transition(task, "provider_failed", ctx, error=error, note=note)
+            return transition(task, "provider_failed", ctx, error=error, note=note, **arrived)
         del changes["final_poll"]
         changes.pop("due_at", None)
         return freeze_for_review(
@@ -271,6 +271,7 @@ def _apply_failure(task: Task, update: ProviderUpdate, source_ref: str, ctx: Con
         ),
         last_update_at=ctx.now,
         provider_done_at=ctx.now,
+        **acknowledged(task, update.provider_ref, ctx.now),
     )
 
 
