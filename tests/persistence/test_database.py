@@ -18,7 +18,7 @@ import trio
 import trio.testing
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.waiting import Wait
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, InternalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -119,6 +119,20 @@ async def test_a_write_uses_no_connection_that_was_cut_while_idle(
     await trio.to_thread.run_sync(backends_ended, database_url)
     assert await getattr(database, by)(one) == 1
     assert (database.gate.is_open, database.gate.closings) == (True, 0)
+
+
+async def test_new_connections_that_end_at_once_mean_that_the_database_is_away(
+    database: Database, database_url: str
+) -> None:
+    def end(connection: psycopg.Connection[Any], *_: object) -> None:
+        with psycopg.connect(database_url) as other:
+            other.execute("select pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
+
+    await database.work(one)
+    event.listen(database._work_engine, "connect", end)
+    await trio.to_thread.run_sync(backends_ended, database_url)
+    with pytest.raises(DatabaseAway):
+        await database.work(one)
 
 
 def test_a_kept_connection_that_was_cut_while_idle_is_replaced(database_url: str) -> None:

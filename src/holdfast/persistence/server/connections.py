@@ -36,6 +36,7 @@ from psycopg.waiting import Ready, Wait
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError, DisconnectionError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from holdfast.persistence.records.tables import metadata
 from holdfast.persistence.records.unreadable import UnreadableRow
@@ -372,9 +373,14 @@ def make_engine(url: str, *, pool_size: int, statement_timeout_ms: int, use: Eng
     return engine
 
 
-def _refuse_ended(connection: BoundedConnection, *_: object) -> None:
-    """Have the pool replace a connection that the server has ended: what is written on it would fail."""
-    if has_ended(connection):
+def _refuse_ended(connection: BoundedConnection, record: ConnectionPoolEntry, *_: object) -> None:
+    """Have the pool replace a connection that the server has ended: what is written on it would fail.
+
+    A new one is not refused: after two refusals the pool raises what looks like a bug, not like a lost connection.
+    """
+    was_used = "was_used" in record.info
+    record.info["was_used"] = True
+    if was_used and has_ended(connection):
         raise DisconnectionError
 
 
