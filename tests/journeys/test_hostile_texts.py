@@ -21,7 +21,7 @@ from .service_process import Service
 from .test_every_account_page import open_folds
 
 SCRIPT = "<script>window.ran = 1</script><img src=x onerror='window.ran = 1'>"
-HOSTILE = f"""</textarea></title></bdi>{SCRIPT}" onmouseover="window.ran = 1" x='{{{{ 7 * 7 }}}} {{% raw %}}
+HOSTILE = f"""</textarea></title></bdi>{SCRIPT}" onmouseover="window.ran = 1" x='{{{{ 2347 * 7331 }}}} {{% raw %}}
 =cmd()\r\n\t\x01\x1b[31m\x7f\u2028 \u202egnp.exe\u2066 """
 SHORT, LONG = HOSTILE[:100], HOSTILE + "x" * 10_000
 RAN = """() => window.ran ?? [...document.querySelectorAll("[onmouseover], [onerror], img[src=x]")].map(
@@ -97,7 +97,7 @@ def look(page: Page, address: str) -> list[str] | dict[str, list[str]]:
     return [*map(str, page.evaluate(RAN)), *faults] or faults_on_screens(page)
 
 
-SIGNS = {"a right-to-left override": "\u202e", "a computed template": " 49 ", "a control character": "\x1b"}
+SIGNS = {"a right-to-left override": "\u202e", "a computed template": str(2347 * 7331), "a control character": "\x1b"}
 
 
 @pytest.mark.slow
