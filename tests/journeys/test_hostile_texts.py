@@ -97,7 +97,11 @@ def look(page: Page, address: str) -> list[str] | dict[str, list[str]]:
     return [*map(str, page.evaluate(RAN)), *faults] or faults_on_screens(page)
 
 
-SIGNS = {"a right-to-left override": "\u202e", "a computed template": str(2347 * 7331), "a control character": "\x1b"}
+SIGNS = {
+    "a right-to-left override": "\u202e",
+    "a computed template": str(2347 * 7331),
+    "a control character": "\x1b",
+}
 
 
 @pytest.mark.slow
