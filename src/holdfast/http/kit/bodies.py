@@ -87,8 +87,6 @@ _ANY_KEY: Final = "[...]"
 _NUMBER_FOR_TEXT = re.compile(r"Expected `str(?: \| null)?`, got `(?:int|float)`")
 _UNKNOWN_VALUE = re.compile(r"Invalid enum value (.*)")
 _INTEGER_DIGITS_MAX: Final = 20
-_BLANKS: Final = " \t\n\r"
-"""What JSON allows around its values."""
 _OWN_CODES: Final = {
     "amount": "invalid_amount",
     "balance_below": "invalid_amount",
@@ -120,8 +118,8 @@ def parse_object(
     if size is None:
         return _invalid(f"The body has more than {values_max} values.")
     try:
-        text = raw.decode("utf-8").strip(_BLANKS)
-        value, end = _DECODER.raw_decode(text)
+        text = raw.decode("utf-8")
+        value = _DECODER.decode(text)
     except UnicodeDecodeError:
         return _invalid("The body is not UTF-8.")
     except _Refused as refused:
@@ -130,11 +128,9 @@ def parse_object(
         return _invalid("The body is nested too deeply.")
     except ValueError:
         return _invalid("The body is not JSON.")
-    if end != len(text):
-        return _invalid("The body is not JSON.")
     if not isinstance(value, dict):
         return _invalid("The body must be a JSON object.")
-    if raw.count(b"\\u") or size.containers_count > NESTING_MAX:
+    if b"\\u" in raw or size.containers_count > NESTING_MAX:
         return _checked(value)
     return value
 

@@ -162,8 +162,7 @@ class ServerConnection:
         """What the application wants called if its last response is known not to have reached the client."""
         self._is_looked_up = False
         """Whether the end of the connection was looked for, once the request was complete."""
-        self._waiting: list[trio.lowlevel.Task] = []
-        """What waits for the reader: the responder, or a task of the application that receives a body."""
+        self._responder = trio.lowlevel.ParkingLot()
         self._reader = trio.lowlevel.ParkingLot()
         self._awaited: Awaited | None = None
         self._awaited_since = 0.0
@@ -244,7 +243,7 @@ class ServerConnection:
         # The end of a connection acknowledges what has arrived before; a reset need not, so it says nothing.
         if self._undelivered and (self._call_state == "called" or (has_ended and self._has_unacknowledged())):
             self._note_undelivered()
-        self._wake_waiting()
+        self._responder.unpark_all()
 
     def _note_undelivered(self) -> None:
         while self._undelivered:
@@ -293,14 +292,14 @@ class ServerConnection:
             self._await("body")
         else:
             self._await("head" if parser.is_within_head else None)
-        self._wake_waiting()
+        self._responder.unpark_all()
 
     def _refuse(self, refusal: ServerRefusal, reason: Cut) -> None:
         metrics.HTTP_CONNECTIONS_CLOSED.labels(reason).inc()
         self._parser.refuse(refusal)
         self._cancel_refused_call()
         self._resume_reader()
-        self._wake_waiting()
+        self._responder.unpark_all()
 
     def _cancel_refused_call(self) -> None:
         request = self._request
@@ -356,26 +355,10 @@ class ServerConnection:
         while not ready:
             if self._is_hung_up:
                 return None
-            await self._wait_for_reader()
+            await self._responder.park()
         request = ready.popleft()
         self._resume_reader()
         return None if self._is_hung_up and request.refusal is None else request
-
-    async def _wait_for_reader(self) -> None:
-        """Wait until something was read. A ParkingLot would do, at twice the cost."""
-        task = trio.lowlevel.current_task()
-        self._waiting.append(task)
-
-        def abort(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
-            self._waiting.remove(task)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
-
-    def _wake_waiting(self) -> None:
-        for task in self._waiting:
-            trio.lowlevel.reschedule(task)
-        self._waiting.clear()
 
     async def _has_hung_up(self) -> bool:
         """Whether the client has disconnected, although that may not have been read yet."""
@@ -414,7 +397,7 @@ class ServerConnection:
             if not request.waiting and not request.is_complete:
                 await self._write(CONTINUE)
         while not request.waiting and not request.is_complete and not self._is_hung_up:
-            await self._wait_for_reader()
+            await self._responder.park()
         if request.is_complete and not self._is_looked_up:
             self._is_looked_up = True
             if self._is_readable() and await self._has_hung_up():
@@ -425,7 +408,7 @@ class ServerConnection:
             self._resume_reader()
             return {"type": "http.request", "body": body, "more_body": not request.is_complete}
         while not self._is_hung_up:
-            await self._wait_for_reader()
+            await self._responder.park()
         return {"type": "http.disconnect"}
 
     async def _send(self, request: ParsedRequest, message: Message) -> None:
@@ -460,7 +443,7 @@ class ServerConnection:
         if not request.expects_continue:
             with trio.move_on_after(self._limits.rest_of_body_s):
                 while not request.is_complete and request.refusal is None:
-                    await self._wait_for_reader()
+                    await self._responder.park()
         if not request.is_complete:
             request.keep_alive = False
             self._parser.is_done = True
@@ -514,8 +497,6 @@ class ServerConnection:
     def _limit_s(self, awaited: Awaited | None) -> float:
         limits = self._limits
         match awaited:
-            case None:
-                return math.inf
             case "request":
                 return limits.linger_s if self._owner.is_stopping else limits.idle_timeout_s
             case "head":
@@ -524,3 +505,5 @@ class ServerConnection:
                 return limits.body_timeout_s
             case "close":
                 return limits.linger_s
+            case None:
+                return math.inf
