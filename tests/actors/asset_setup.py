@@ -104,10 +104,15 @@ class SlowStore(LocalStore):
 
 
 def update(
-    request_id: str, event_id: str, status: Literal["succeeded", "failed"], *, outputs: int = 0
+    request_id: str,
+    event_id: str,
+    status: Literal["succeeded", "failed"],
+    *,
+    outputs: int = 0,
+    provider: str = "studio",
 ) -> ReceiveProviderUpdate:
     update = ProviderUpdate(
-        source="callback", provider="studio", event_id=event_id, request_id=request_id, attempt=1, status=status,
+        source="callback", provider=provider, event_id=event_id, request_id=request_id, attempt=1, status=status,
         provider_ref="job_1", outputs=tuple(Output(index=n, url=f"https://s.test/{n}") for n in range(outputs)),
     )  # fmt: skip
     return ReceiveProviderUpdate(update, b"{}")

@@ -6,6 +6,7 @@ import inspect
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from tests.persistence.values import make_task
 
 from holdfast.actors.runtime.journaled import Commit
@@ -22,12 +23,12 @@ from holdfast.actors.task.messages import (
     Wake,
 )
 from holdfast.ledger.tasks.dispatch import submit_at_once
-from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.transitions import Context
 from holdfast.providers.media.base import Accepted, Job
 
 from .actor_system import task_dependencies
+from .asset_setup import update
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ACCEPTED = RecordSubmission(1, Accepted("job_1", "queued"))
@@ -40,18 +41,11 @@ def submitted_task() -> Task:
     return task
 
 
-def update_of(task: Task, *, provider_ref: str | None = "job_1") -> ReceiveProviderUpdate:
-    update = ProviderUpdate(
-        source="callback",
-        provider=task.provider,
-        event_id="evt_1",
-        request_id=task.request_id,
-        attempt=1,
-        status="succeeded",
-        provider_ref=provider_ref,
-        outputs=(Output(index=0, url="https://studio.test/0.png"),),
-    )
-    return ReceiveProviderUpdate(update, b"{}")
+SUCCEEDED = update("task_1", "evt_1", "succeeded", outputs=1, provider=submitted_task().provider)
+
+
+def nameless(message: ReceiveProviderUpdate) -> ReceiveProviderUpdate:
+    return ReceiveProviderUpdate(msgspec.structs.replace(message.update, provider_ref=None), message.body)
 
 
 async def start_actor(task: Task) -> TaskActor:
@@ -79,7 +73,7 @@ def sent(commit: Any) -> list[type]:
 async def test_an_update_that_names_the_job_needs_no_response() -> None:
     task = submitted_task()
     actor = await start_actor(task)
-    learned = await decided(actor, update_of(task))
+    learned = await decided(actor, SUCCEEDED)
     assert sent(learned) == [Host, SlotFreed, JobKnown]
     assert learned.tells[-1].message == JobKnown("task_1", 1)
     # The response may have been recorded all the same: it says nothing new, and nothing is written.
@@ -89,7 +83,7 @@ async def test_an_update_that_names_the_job_needs_no_response() -> None:
 async def test_the_response_is_needed_if_the_update_does_not_name_the_job() -> None:
     task = submitted_task()
     actor = await start_actor(task)
-    assert sent(await decided(actor, update_of(task, provider_ref=None))) == [Host, SlotFreed]
+    assert sent(await decided(actor, nameless(SUCCEEDED))) == [Host, SlotFreed]
     assert sent(await decided(actor, ACCEPTED)) == [JobKnown]
     known = actor.state()[1]
     assert isinstance(known, Task)
@@ -108,6 +102,6 @@ async def test_a_response_lost_before_any_update_is_repeated() -> None:
 async def test_an_update_that_was_written_outlives_its_response() -> None:
     # The process was killed after the update was written, before the response was recorded or forgotten.
     task = submitted_task()
-    [changed, *_] = (await decided(await start_actor(task), update_of(task))).unit.rows
+    [changed, *_] = (await decided(await start_actor(task), SUCCEEDED)).unit.rows
     actor = await start_actor(changed.task)
     assert isinstance(await decided(actor, ACCEPTED), TaskReply)
