@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
 from urllib.parse import urlencode
 
 import httpx2
@@ -15,7 +17,9 @@ from holdfast_console.forms import Message, read_message
 
 from .stage import Stage
 
-SAME_ORIGIN = {"Host": "localhost", "Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}
+SAME_ORIGIN: Final[Mapping[str, str]] = MappingProxyType(
+    {"Host": "localhost", "Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}
+)
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
@@ -24,7 +28,7 @@ class PageReader:
     """A browser with its headers, the cookie of a session among them once it has signed in."""
 
     stage: Stage
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     ours: ClassVar[re.Pattern[str]] = re.compile(r"/ops\b|#|(https://holdfast\.example)?/v2/assets/")
     """What a page may link to."""
 
