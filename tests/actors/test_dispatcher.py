@@ -350,6 +350,18 @@ async def test_messages_are_handled_at_once_where_slots_are_assigned(setup: Setu
     assert is_sent(SlotFreed("studio", "task_1")), "the next dispatcher reads it in the mailbox"
 
 
+async def test_a_fault_in_a_message_handled_at_once_spares_its_sender(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[object] = []
+    address = DispatcherRef(RecordedRef(sent.append), setup.new_task_slots)
+    dispatcher = setup.dispatcher()
+    await dispatcher.check_due()
+    monkeypatch.setattr(setup.tasks, "ref", lambda _: 1 / 0)
+    address.tell(TaskQueued("studio", "task_new"))
+    assert sent == [TaskQueued("studio", "task_new")]
+
+
 async def test_no_task_is_created_with_a_slot_during_a_claim(setup: Setup, slow: SlowDatabase) -> None:
     taken: list[bool] = []
     dispatcher = setup.dispatcher()

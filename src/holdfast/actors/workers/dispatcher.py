@@ -202,7 +202,12 @@ class Dispatcher(Worker):
         assert isinstance(message, TaskQueued | SlotFreed)
         if message.provider not in self._assigned or not self._is_ours(message.provider):
             return False
-        self.on_receive(message)
+        try:
+            self.on_receive(message)
+        except Exception:
+            # The fault is not its sender's. Sent as any message, it is this worker's crash, which restarts it.
+            log.exception("message not handled at once", message=type(message).__name__)
+            return False
         return True
 
     def take_slot(self, provider: str, request_id: str) -> bool:
