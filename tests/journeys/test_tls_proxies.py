@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ from tests.certificates import Authority
 from tests.clients import Customer, loopback_client, ok
 from tests.haproxy_process import BIND, CONTROL, MAP, PLAIN
 from tests.tools import path_of
+from torture.service import reserve_port
 
 from .conftest import NewService
 from .service_process import Service
@@ -42,13 +43,6 @@ def service(new_service: NewService) -> Service:
 def authority(tmp_path: Path) -> Authority:
     """Whose certificates the clients of a test accept."""
     return Authority(tmp_path)
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @contextmanager
@@ -143,7 +137,7 @@ def nginx(service: Service, certificate: Path, folder: Path, tls: int, plain: in
 async def test_a_customer_is_served_through_a_proxy_that_ends_tls(
     proxy: RunProxy, service: Service, authority: Authority, tmp_path: Path
 ) -> None:
-    tls, plain = free_port(), free_port()
+    tls, plain = reserve_port(service), reserve_port(service)
     trusted = ssl.create_default_context(cafile=str(authority.path))
     there = {"Host": HOST}
     async with httpx2.AsyncClient(base_url=f"https://127.0.0.1:{tls}", verify=trusted, timeout=60) as http:
