@@ -129,7 +129,8 @@ async def test_a_form_does_what_its_endpoint_does_and_says_so(api: Api, browser:
     assert message_of(unknown).is_failure
     assert "does not exist" in message_of(unknown).text
     assert (await browser.send(f"{page}/approve", reason=" ", **fields)).status_code == 303
-    browser.headers["Cookie"] += "; " + done.headers["Set-Cookie"].partition(";")[0]
+    shown = done.headers["Set-Cookie"].partition(";")[0]
+    browser.headers = {**browser.headers, "Cookie": f"{browser.headers['Cookie']}; {shown}"}
     assert "Done: approve review." in (await browser.read(page)).text
 
 
