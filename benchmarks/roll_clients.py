@@ -1,6 +1,7 @@
 """Clients that notice every refused, cut or lost request: keep-alive, one connection a request, slow and idle ones.
 
-They speak HTTP/1.1 on plain sockets, because a client library would hide a lost connection by a retry.
+They speak HTTP/1.1 on plain sockets, because a client library would hide a lost connection by a retry. A create
+that is answered 503 is repeated with its Idempotency-Key.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ IDLE_PAUSE_S: Final = 1.2
 """Less than an idle connection has for one more request when its worker retires."""
 SLOW_PARTS: Final = 4
 SLOW_PAUSE_S: Final = 0.6
+UNAVAILABLE: Final = 503
 READ_BYTES: Final = 16 * 1024
 SMALL_BUFFER_BYTES: Final = 4096
 
@@ -78,10 +80,11 @@ class RollClients:
 
     async def _create(self, pause_s: float, one_request: bool) -> None:
         client = _Client(self._address)
+        key, request = self._create_request()
         try:
             while not self.is_stopping:
-                key, request = self._create_request()
-                await self._exchange(client, [request], key)
+                if await self._exchange(client, [request], key) != UNAVAILABLE:
+                    key, request = self._create_request()
                 if one_request:
                     client.close()
                 await trio.sleep(pause_s)
@@ -90,11 +93,13 @@ class RollClients:
 
     async def _upload_slowly(self) -> None:
         client = _Client(self._address)
+        key, request = self._create_request()
         try:
             while not self.is_stopping:
-                key, request = self._create_request()
                 size = -(-len(request) // SLOW_PARTS)
-                await self._exchange(client, [request[at : at + size] for at in range(0, len(request), size)], key)
+                parts = [request[at : at + size] for at in range(0, len(request), size)]
+                if await self._exchange(client, parts, key) != UNAVAILABLE:
+                    key, request = self._create_request()
         finally:
             client.close()
 
@@ -115,18 +120,19 @@ class RollClients:
         )
         return key, head.encode() + self._body
 
-    async def _exchange(self, client: _Client, parts: list[bytes], key: str | None) -> None:
+    async def _exchange(self, client: _Client, parts: list[bytes], key: str | None) -> int | None:
+        """Send a request and count what became of it. Returns the status of the response, None without one."""
         began = trio.current_time()
         try:
             status, body = await client.exchange(parts)
         except ConnectionRefusedError as fault:
             self.tally.refused.append(str(fault))
             await trio.sleep(PAUSE_S)
-            return
+            return None
         except (OSError, _Cut) as fault:
             self.tally.cut.append(f"{fault} ({key}, {len(parts)} parts)")
             client.close()
-            return
+            return None
         if client.is_fast and len(parts) == 1:
             self.tally.longest_s = max(self.tally.longest_s, trio.current_time() - began)
         self.tally.statuses[status] += 1
@@ -134,6 +140,7 @@ class RollClients:
             self.tally.failed.append(f"{status} {body.decode()}")
         elif key is not None:
             self.tally.created[key] = json.loads(body)["request_id"]
+        return status
 
 
 class _Client:

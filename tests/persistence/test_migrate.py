@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +162,63 @@ def test_a_migration_is_refused_while_a_table_is_read(
         with pytest.raises(MigrationBlocked, match="such as a backup"):
             migrate(database_url)
     assert pending(database_url) == ("1040",)
+
+
+def until_blocked(connection: psycopg.Connection[Any], pid: int | None = None) -> None:
+    """Wait until a session waits for a lock: that of a process id, or a migration's."""
+    name = "application_name = 'holdfast migrate'" if pid is None else f"pid = {pid}"
+    sql = f"select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and {name}"
+    ends = time.monotonic() + 60
+    while connection.execute(sql).fetchone() is None:
+        connection.commit()
+        assert time.monotonic() < ends
+
+
+def test_a_migration_lets_the_journals_batches_end_before_it_locks_more(
+    database_url: str, add_revision: Callable[[str], None]
+) -> None:
+    add_revision("do $$ begin create index on operations (at); alter table accounts add note text; end $$")
+    with (
+        psycopg.connect(database_url) as batch,
+        psycopg.connect(database_url) as watcher,
+        ThreadPoolExecutor() as threads,
+    ):
+        batch.execute("select from accounts for no key update")
+        migrated = threads.submit(migrate, database_url)
+        until_blocked(watcher)
+        batch.execute("lock table operations in row exclusive mode nowait")
+        batch.commit()
+        assert migrated.result().applied == ("1040",)
+
+
+def test_a_migration_is_repeated_after_a_deadlock(
+    database_url: str, add_revision: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_revision("do $$ begin perform pg_advisory_xact_lock(7); alter table webhooks add note text; end $$")
+    with (
+        psycopg.connect(database_url) as reader,
+        psycopg.connect(database_url) as watcher,
+        ThreadPoolExecutor() as threads,
+    ):
+        # The migration is the one to end, then and each time.
+        reader.execute("set deadlock_timeout = '1h'")
+        for deadlocks_max, expected in ((1, None), (5, ("1040",))):
+            monkeypatch.setattr(migrate_module, "DEADLOCKS_MAX", deadlocks_max)
+            reader.execute("select from webhooks")
+            watcher.execute("select pg_advisory_lock(7)")
+            migrated = threads.submit(migrate, database_url)
+            until_blocked(watcher)
+            read = threads.submit(reader.execute, "select from sign_ins")
+            until_blocked(watcher, reader.info.backend_pid)
+            watcher.execute("select pg_advisory_unlock(7)")
+            watcher.commit()
+            read.result()
+            reader.commit()
+            if expected is None:
+                with pytest.raises(MigrationBlocked, match="another order"):
+                    migrated.result()
+            else:
+                assert migrated.result().applied == expected
 
 
 def test_revisions_are_named_and_ordered_as_alembic_applies_them() -> None:

@@ -4,6 +4,9 @@ All pending migrations run in one transaction, so a failed one leaves the databa
 that transaction lets one process migrate at a time; the others wait, and then have nothing to do. The server ends
 the transaction soon after its client has died. Where no migration is pending, no lock is taken and alembic is not
 loaded.
+
+The service may write meanwhile, in another order of tables. So a migration first waits for the journal's batches
+that run, and has the others wait. One that meets a deadlock with other sessions all the same is repeated.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ LOCK_KEY = 0x686F6C64
 LOCK_WAIT_S = 5.0
 """How long each line of the log waits for the migration of another process; the wait itself has no end."""
 DDL_LOCK_S = 10
+DEADLOCKS_MAX = 5
 STATEMENT_S = 300
 DATABASE_START_S = 30.0
 """How long a start waits for its database: longer than a restart or a failover takes."""
@@ -50,6 +54,8 @@ _CLIENT_MUST_LIVE = (
     "('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), ('tcp_keepalives_count', '3')"
     ") as wanted (name, value)"
 )
+_STOP_JOURNAL = text("lock table accounts, tasks in exclusive mode")
+"""A batch locks rows of these first, in this order. Reads go on."""
 _HOLDER = text(
     "select l.pid, coalesce(host(a.client_addr), 'local') as client, a.application_name, a.state "
     "from pg_locks l left join pg_stat_activity a using (pid) where l.locktype = 'advisory' and l.granted "
@@ -81,24 +87,36 @@ def migrate(url: str) -> MigrationReport:
     :class:`~holdfast.persistence.server.database_faults.DatabaseTooOld` or
     :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
     """
-    try:
-        with _connection(url) as connection:
-            revision, missing = _pending(connection)
-            driver_of(connection).rollback()
-            if not missing:
-                assert revision is not None
-                return MigrationReport(before=revision, after=revision, applied=())
-            _wait_for_lock(connection)
-            return _migrate(connection)
-    except (DBAPIError, psycopg.Error) as exc:
-        if is_away(exc):
-            raise DatabaseAway(str(exc)) from exc
-        # A revision's script runs on the driver's connection, its other statements on SQLAlchemy's.
-        if isinstance(exc.orig if isinstance(exc, DBAPIError) else exc, psycopg.errors.LockNotAvailable):
-            raise MigrationBlocked(
-                f"Another session, such as a backup, has used a table for more than {DDL_LOCK_S} s; try again."
-            ) from exc
-        raise
+    deadlocks = 0
+    while True:
+        try:
+            return _try_to_migrate(url)
+        except (DBAPIError, psycopg.Error) as exc:
+            if is_away(exc):
+                raise DatabaseAway(str(exc)) from exc
+            # A revision's script runs on the driver's connection, its other statements on SQLAlchemy's.
+            cause = exc.orig if isinstance(exc, DBAPIError) else exc
+            if isinstance(cause, psycopg.errors.LockNotAvailable):
+                raise MigrationBlocked(
+                    f"Another session, such as a backup, has used a table for more than {DDL_LOCK_S} s; try again."
+                ) from exc
+            if not isinstance(cause, psycopg.errors.DeadlockDetected):
+                raise
+            deadlocks += 1
+            if deadlocks == DEADLOCKS_MAX:
+                raise MigrationBlocked("Other sessions keep using the tables in another order; try again.") from exc
+            log.warning("the migration is repeated after a deadlock", deadlocks=deadlocks)
+
+
+def _try_to_migrate(url: str) -> MigrationReport:
+    with _connection(url) as connection:
+        revision, missing = _pending(connection)
+        driver_of(connection).rollback()
+        if not missing:
+            assert revision is not None
+            return MigrationReport(before=revision, after=revision, applied=())
+        _wait_for_lock(connection)
+        return _migrate(connection)
 
 
 def migrate_when_reachable(database_url: str) -> MigrationReport:
@@ -192,6 +210,8 @@ def _migrate(connection: Connection) -> MigrationReport:
     if applied:
         from holdfast.persistence.server.upgrade import upgrade
 
+        if before is not None:
+            connection.execute(_STOP_JOURNAL)
         upgrade(connection, applied[-1])
     return MigrationReport(before=before, after=installed_revisions()[-1], applied=applied)
 
