@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger, Column, LargeBinary, Text
-from sqlalchemy.dialects.postgresql import ARRAY, JSON
+from sqlalchemy import BigInteger, Boolean, Column, LargeBinary, Text
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, TIMESTAMP
 
 from holdfast.persistence.journal.statements import array_parameters, codec_of, copy_cells
+
+AT = datetime(2026, 11, 29, 20, 30, 0, 123_000, UTC)
 
 
 @pytest.mark.parametrize(
@@ -17,9 +20,8 @@ from holdfast.persistence.journal.statements import array_parameters, codec_of, 
     [
         (Text(), ["a", 'b"\\'], '{"a","b\\"\\\\"}', ["a", 'b"\\\\']),
         (Text(), ["a\tb", None], '{"a\tb",NULL}', ["a\\tb", "\\N"]),
-        # The character that texts are joined by.
         (Text(), ["a\x1fb", '"'], '{"a\x1fb","\\""}', ["a\x1fb", '"']),
-        (Text(), ["NULL", "", None], '{"NULL","",NULL}', ["NULL", "", "\\N"]),
+        (Text(), ["NULL", "", None], '{"NULL","",null}', ["NULL", "", "\\N"]),
         (ARRAY(Text), [["a", 'b"'], [], None], '{"{\\"a\\",\\"b\\\\\\"\\"}","{}",NULL}', None),
         # The null of JSON is a value.
         (
@@ -30,8 +32,15 @@ from holdfast.persistence.journal.statements import array_parameters, codec_of, 
             + b'\0\0\0\x0c{"a":"x\\ny"}\0\0\0\x04null',
             ['{"a":"x\\\\ny"}', "null"],
         ),
-        (BigInteger(), [1, None, -2], "{1,NULL,-2}", ["1", "\\N", "-2"]),
-        (LargeBinary(), [b"\x00\xff", None], "{\\\\x00ff,NULL}", ["\\\\x00ff", "\\N"]),
+        (BigInteger(), [1, None, -2], "{1,null,-2}", ["1", "\\N", "-2"]),
+        (Boolean(), [True, None, False], "{true,null,false}", ["t", "\\N", "f"]),
+        (TIMESTAMP(), [AT, None], '{"2026-11-29T20:30:00.123000Z",null}', ["2026-11-29T20:30:00.123000Z", "\\N"]),
+        (
+            LargeBinary(),
+            [b"\x00\xff", None],
+            bytes.fromhex("00000001 00000000 00000011 00000002 00000001 00000002 00ff ffffffff"),
+            ["\\\\x00ff", "\\N"],
+        ),
     ],
 )
 def test_a_column_is_encoded(kind: Any, values: Sequence[Any], array: str | bytes, cells: list[str] | None) -> None:

@@ -42,67 +42,64 @@ _json = msgspec.json.Encoder()
 
 _ARRAY_HEAD: Final = struct.Struct(">iiIii")
 """The head of an array in binary form: dimensions, whether it has nulls, type, length, first index."""
-_JSON_OID: Final = types["json"].oid
-_BETWEEN = "\x1f"
+_NO_LENGTH: Final = b"\xff\xff\xff\xff"
+"""Of a null, instead of a length, in binary form."""
 _NULL = "\\N"
 _COPY_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
 
 class ColumnCodec(NamedTuple):
-    """The encoding of a column's values: their type, and the text of each.
+    """The encoding of a column's values: their type, and the text of each, or for an array its ``binary`` form.
 
-    The text looks the same in an array and in COPY, unless it ``is_free``: then it may have any characters, and is
-    quoted or escaped. None is a null where the column ``has_nulls``. JSON has a null of its own.
+    A text that ``is_free`` may have any characters, and is quoted or escaped. The others are numbers, booleans and
+    times. None is a null where the column ``has_nulls``. JSON has a null of its own.
     """
 
     pg_type: str
     encode: Callable[[Any], str]
     is_free: bool = False
-    is_json: bool = False
+    binary: Callable[[Any], bytes] | None = None
     has_nulls: bool = True
 
 
 def codec_of(column: Column[Any], *, is_renamed: bool = False) -> ColumnCodec:
     """Return the codec of ``column``. Of a value that ``is_renamed`` None is a null, too: it may be a condition."""
     found = next(codec for kind, codec in _BY_TYPE if isinstance(column.type, kind))
-    return found._replace(has_nulls=(column.nullable or is_renamed) and not found.is_json)
+    return found._replace(has_nulls=(column.nullable or is_renamed) and not isinstance(column.type, JSON))
 
 
 def array_parameters(codecs: Iterable[ColumnCodec], columns: Iterable[Sequence[Any]]) -> list[str | bytes]:
-    """Encode each column as an array: a literal, or of JSON the binary form.
+    """Encode each column as an array: a literal, or the binary form.
 
     JSON is the largest part of a batch, and in a literal each of its quotes would be escaped, sent and read again.
     """
     parameters: list[str | bytes] = []
     for codec, column in zip(codecs, columns, strict=True):
-        parameters.append(_json_array(column) if codec.is_json else _array_literal(codec, column))
+        parameters.append(_array_literal(codec, column) if codec.binary is None else _binary_array(codec, column))
     return parameters
 
 
 def _array_literal(codec: ColumnCodec, column: Sequence[Any]) -> str:
-    _, encode, is_free, _, has_nulls = codec
-    if has_nulls and None in column:
-        quoted = _quoted if is_free else format
-        joined = ",".join(["NULL" if v is None else quoted(encode(v)) for v in column])
-    elif not is_free:
-        joined = ",".join(map(encode, column))
-    elif (joined := _BETWEEN.join(_texts(codec, column))).count(_BETWEEN) < len(column):
-        # Joined by a character that occurs in no text, they are quoted at once.
-        joined = '"' + joined.replace("\\", "\\\\").replace('"', '\\"').replace(_BETWEEN, '","') + '"'
-    else:
-        joined = ",".join([_quoted(encode(v)) for v in column])
-    return "{" + joined + "}"
+    _, encode, _, _, has_nulls = codec
+    if encode is not text_array:
+        # An array of JSON is one with other brackets, if no text in it had to be escaped.
+        joined = _json.encode(column)[1:-1].decode()
+        if "\\" not in joined and (has_nulls or "null" not in joined):
+            return "{" + joined + "}"
+    quoted = ["NULL" if has_nulls and value is None else _quoted(encode(value)) for value in column]
+    return "{" + ",".join(quoted) + "}"
 
 
-def _texts(codec: ColumnCodec, column: Sequence[Any]) -> Iterable[str]:
-    # Texts are taken as they are. Joining them raises for a None, of which the encoder would make a text.
-    return column if codec.encode is str else map(codec.encode, column)
-
-
-def _json_array(column: Sequence[Any]) -> bytes:
-    parts = [_ARRAY_HEAD.pack(1, 0, _JSON_OID, len(column), 1)]
-    for text in map(_json.encode, column):
-        parts += len(text).to_bytes(4), text
+def _binary_array(codec: ColumnCodec, column: Sequence[Any]) -> bytes:
+    pg_type, _, _, binary, has_nulls = codec
+    assert binary is not None
+    parts = [_ARRAY_HEAD.pack(1, 0, types[pg_type].oid, len(column), 1)]
+    for value in column:
+        if has_nulls and value is None:
+            parts.append(_NO_LENGTH)
+        else:
+            encoded = binary(value)
+            parts += len(encoded).to_bytes(4), encoded
     return b"".join(parts)
 
 
@@ -117,8 +114,8 @@ def copy_cells(codec: ColumnCodec, column: Sequence[Any]) -> list[str]:
     if has_nulls and None in column:
         escapes = _COPY_ESCAPES if is_free else {}
         return [_NULL if v is None else encode(v).translate(escapes) for v in column]
-    texts = list(_texts(codec, column))
-    if is_free and _needs_escapes(_BETWEEN.join(texts)):
+    texts = list(map(encode, column))
+    if is_free and _needs_escapes("".join(texts)):
         return [text.translate(_COPY_ESCAPES) for text in texts]
     return texts
 
@@ -135,28 +132,27 @@ def _json_text(value: Any) -> str:
     return _json.encode(value).decode()
 
 
-@functools.lru_cache(maxsize=4096)
 def _time(at: datetime) -> str:
-    """Encode a time. Cached: a decision's time is in many columns of its rows."""
-    return at.isoformat()
+    return _json_text(at)[1:-1]
 
 
-def _binary(value: bytes) -> str:
-    return "\\\\x" + value.hex()
+def _hex(value: bytes) -> str:
+    return "\\x" + value.hex()
 
 
-_TEXT: Final = ColumnCodec("text", str, is_free=True, has_nulls=False)
+_TEXT: Final = ColumnCodec("text", str.__str__, is_free=True, has_nulls=False)
+"""A text is taken as it is. Unlike ``str``, its encoder raises for a None."""
 _BY_TYPE: tuple[tuple[type[Any], ColumnCodec], ...] = (
     # A row's array is a literal, cast back by the statement: rows may differ in length.
     (ARRAY, ColumnCodec("text", text_array, is_free=True)),
-    (JSON, ColumnCodec("json", _json_text, is_free=True, is_json=True)),
+    (JSON, ColumnCodec("json", _json_text, is_free=True, binary=_json.encode)),
     (TIMESTAMP, ColumnCodec("timestamptz", _time)),
     (Text, _TEXT),
     (BigInteger, ColumnCodec("bigint", format)),
     (SmallInteger, ColumnCodec("smallint", format)),
     (Integer, ColumnCodec("integer", format)),
     (Boolean, ColumnCodec("boolean", {True: "t", False: "f"}.__getitem__)),
-    (LargeBinary, ColumnCodec("bytea", _binary)),
+    (LargeBinary, ColumnCodec("bytea", _hex, is_free=True, binary=bytes)),
 )
 
 
