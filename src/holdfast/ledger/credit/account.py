@@ -552,10 +552,13 @@ def _operation(
     kind: OperationKind,
     amount_micro: int,
     postings: tuple[Posting, ...],
+    operation_id: str,
+    reference: str,
+    reason: str,
+    at: datetime,
     hold_id: str | None = None,
     lot: NewLot | None = None,
     emptied: tuple[int, ...] = (),
-    **details: Unpack[OperationDetails],
 ) -> Operation:
     """Number the operation, compute its totals and chain it; after this point nothing may fail."""
     available_micro, held_micro, total_micro = state.available_micro, state.held_micro, 0
@@ -577,6 +580,9 @@ def _operation(
         hold_id=hold_id,
         lot=lot,
         emptied=emptied,
-        **details,
+        operation_id=operation_id,
+        reference=reference,
+        reason=reason,
+        at=at,
     )
     return msgspec.structs.replace(operation, chain_hash=operation.hash_after(state.chain_head))
