@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from sqlalchemy import Connection, Row, text
@@ -58,6 +58,8 @@ _WRITE = text(
 _since_boot_s = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 """Returns the seconds of a clock that cannot be set; on Linux it includes the time the machine slept."""
 
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
 
 def _wall() -> datetime:
     return datetime.now(UTC)
@@ -92,7 +94,7 @@ class ServiceClock:
     def now(self) -> datetime:
         """Return service time, aware UTC, truncated to milliseconds."""
         at, counted = self._anchor
-        return at + timedelta(milliseconds=(self._counter() - counted) * 1000 // 1)
+        return at + int((self._counter() - counted) * 1000) * _MILLISECOND
 
     def measure(self, rows: Connection) -> None:
         """Compare with the database's clock and store the measurement.
