@@ -71,7 +71,7 @@ def render_json(fields: Mapping[str, object]) -> str:
     try:
         line = _encode(fields)
         # JSON has escaped all other control characters of ASCII; isprintable takes ten times as long.
-        return line.decode() if line.isascii() and b"\x7f" not in line else printable(line.decode())
+        return line.decode() if line.isascii() and 0x7F not in line else printable(line.decode())
     except (UnicodeEncodeError, TypeError, ValueError):
         # A lone surrogate, from bytes that are not UTF-8, or a key that is not text.
         return json.dumps(fields, default=str, separators=(",", ":"))
