@@ -473,7 +473,7 @@ TestHistories = Histories.TestCase
 
 def test_a_key_is_refused_from_its_expiry_on_and_while_it_is_paused() -> None:
     def refused(expires_at: datetime | None, *, is_paused: bool = False) -> Refusal | None:
-        return KeyTerms("k", (), expires_at=expires_at, is_paused=is_paused).refuse_use(NOON)
+        return KeyTerms("k", (), expires_at=expires_at, is_paused=is_paused).refuse_use(lambda: NOON)
 
     moment = timedelta(milliseconds=1)
     assert refused(None) is None

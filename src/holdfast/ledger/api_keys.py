@@ -9,7 +9,7 @@ from typing import Final, TypedDict
 import msgspec
 
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.values import format_amount, format_time
+from holdfast.ledger.values import Now, format_amount, format_time
 
 TASKS_READ: Final = "tasks:read"
 TASKS_WRITE: Final = "tasks:write"
@@ -64,9 +64,9 @@ class KeyTerms(msgspec.Struct, frozen=True):
     is_paused: bool = False
     max_credits_per_task_micro: int | None = None
 
-    def refuse_use(self, now: datetime) -> Refusal | None:
+    def refuse_use(self, now: Now) -> Refusal | None:
         """Refuse a key that cannot be used now: 1. ``api_key_expired``; 2. ``api_key_paused``."""
-        if self.expires_at is not None and self.expires_at <= now:
+        if self.expires_at is not None and self.expires_at <= now():
             return API_KEY_EXPIRED
         return API_KEY_PAUSED if self.is_paused else None
 

@@ -135,7 +135,7 @@ AccountCommand: TypeAlias = (
 
 _USES: Final = (
     CreateTask, BeginAttempt, RefuseTask, Recharge, CreateApiKey, CreateOrder, PutWebhook, RecordCustomer,
-    SetAutoTopUp,
+    SetAutoTopUp, ByKey,
 )  # fmt: skip
 """What neither an account that is disabled gets, nor one that is to be closed."""
 
@@ -425,9 +425,10 @@ class AccountActor(JournaledActor):
                 retry_after_s=5,
             )
             return self._units.refuse(command, refusal)
-        at, spending = self._now(), self._spent.spending
-        hold = LimitedHold(key_id, request.hold_micro, at, terms.model, self._keys.groups.of_keys.get(key_id, ""))
+        at, spending, hold = self._now(), self._spent.spending, None
         if spending is not None:
+            group_id = self._keys.groups.of_keys.get(key_id, "")
+            hold = LimitedHold(key_id, request.hold_micro, at, terms.model, group_id)
             hold = hold._replace(at=(at := spending.time_of(hold)))
             exceeded = spending.exceeded(hold)
             if exceeded is not None:
@@ -452,7 +453,7 @@ class AccountActor(JournaledActor):
             )
         state.apply(operation)
         rows = ()
-        if spending is not None:
+        if hold is not None:
             rows = self._spent.opened(request.hold_id, hold)
         self._create_rate.take()
         task = accept_task(state.account_id, request_id, request, at)
@@ -567,10 +568,6 @@ class AccountActor(JournaledActor):
 
         An account that is to be closed gets no more either, nor a card; one that is closed no granted credit.
         """
-        if isinstance(message, ByKey):
-            refusal = ACCOUNT_DISABLED if self._disabled_at is not None else None
-            refusal = refusal if self._leaving.closes_at is None else ACCOUNT_CLOSING
-            return refusal or self._refuse_key(message.by, message.scope)
         if self._leaving.closes_at is not None:
             if isinstance(message, (*_USES, SaveCard, ChangeEmail)):
                 return ACCOUNT_CLOSING
@@ -583,7 +580,7 @@ class AccountActor(JournaledActor):
                 return self._refuse_key(message.request.api_key_id, message.scope)
             case RefuseTask() | BeginAttempt():
                 return self._refuse_key(message.api_key_id or None, message.scope)
-        return None
+        return self._refuse_key(message.by, message.scope) if isinstance(message, ByKey) else None
 
     def _refuse_key(self, key_id: str | None, scope: str) -> Refusal | None:
         """Refuse a key that is not live, cannot be used now, or lacks the scope; None is the owner's session."""
@@ -592,7 +589,7 @@ class AccountActor(JournaledActor):
         key = self._keys.live.get(key_id)
         if key is None:
             return Refusal(code="invalid_api_key", message="This API key is not valid.")
-        unusable = key.refuse_use(self._now())
+        unusable = key.refuse_use(self._now)
         if unusable is None and not has_scope(key.scopes, scope):
             return lacking_scope(scope)
         return unusable

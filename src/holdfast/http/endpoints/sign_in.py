@@ -126,7 +126,7 @@ async def verify_code(call: Call) -> Outcome:
     if isinstance(signed_in, Refusal):
         return signed_in
     facts = await deps.database.read(
-        lambda rows: first_call_facts(rows, signed_in.account_id, writing_scope=TASKS_WRITE, now=deps.now())
+        lambda rows: first_call_facts(rows, signed_in.account_id, writing_scope=TASKS_WRITE, now=deps.now)
     )
     return Verified(
         account_id=signed_in.account_id,
@@ -193,7 +193,7 @@ async def sign_out(call: Call) -> Outcome:
 )
 async def read_first_call(call: Call) -> Outcome:
     """It is ready with an API key that may create tasks, and with credit."""
-    account_id, now = call.session.account_id, call.deps.now()
+    account_id, now = call.session.account_id, call.deps.now
     facts = await call.read(lambda rows: first_call_facts(rows, account_id, writing_scope=TASKS_WRITE, now=now))
     return first_call(call.deps, facts)
 

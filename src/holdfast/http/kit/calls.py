@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import Enum
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypeVar
@@ -435,19 +435,19 @@ class Call:
         if lookup.found is not None:
             # Also of one that is not valid any more.
             self.request.caller = (lookup.found if self.bearer.kind == "session" else lookup.found[0]).account_id
-        caller = self._valid(lookup.found, self.deps.now())
+        caller = self._valid(lookup.found)
         if not isinstance(caller, Refusal):
             self._admit(caller)
         elif lookup.found is None and self.bearer.place is not None:
             await require_here(self.deps, self.request, self.bearer.place)
         return caller
 
-    def _valid(self, found: Any, now: datetime) -> Caller | Refusal:
+    def _valid(self, found: Any) -> Caller | Refusal:
         """Return the caller that was found of the credential, if it is valid for the route."""
         assert self.bearer is not None
         if self.bearer.kind == "session":
-            return valid_session(found, now)
-        key = valid_key(found, self.route.scope, now)
+            return valid_session(found, self.deps.now())
+        key = valid_key(found, self.route.scope, self.deps.now)
         if self.route.returns_results and not isinstance(key, Refusal) and TASKS_READ not in key.terms.scopes:
             return lacking_scope(TASKS_READ)
         return key

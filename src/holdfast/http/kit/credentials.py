@@ -28,7 +28,7 @@ import trio
 
 from holdfast.ledger.api_keys import has_scope, lacking_scope
 from holdfast.ledger.refusals import ACCOUNT_CLOSING, ACCOUNT_DISABLED, Refusal
-from holdfast.ledger.values import PLACE_DIGITS, place_carried_by, place_digits, place_of
+from holdfast.ledger.values import PLACE_DIGITS, Now, place_carried_by, place_digits, place_of
 from holdfast.persistence.queries.credentials import FoundKey, SessionRecord
 from holdfast.persistence.records.key_rows import ApiKeyRecord
 
@@ -270,7 +270,7 @@ def valid_session(session: SessionRecord | None, now: datetime) -> SessionRecord
     return session if session.closes_at is None else ACCOUNT_CLOSING
 
 
-def valid_key(found: FoundKey | None, scope: str | None, now: datetime) -> ApiKeyRecord | Refusal:
+def valid_key(found: FoundKey | None, scope: str | None, now: Now) -> ApiKeyRecord | Refusal:
     """Return an API key that was found, if it is valid.
 
     Refuses: 1. ``invalid_api_key`` (unknown or revoked); 2. ``account_disabled``; 3. ``account_closing``;

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Text, bindparam, func, select
 
 from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.public_types import Role
+from holdfast.ledger.values import Now
 from holdfast.persistence.queries.credentials import live_api_keys
 from holdfast.persistence.queries.paging import PageOptions, page
 from holdfast.persistence.records.tables import accounts, holds, sessions
@@ -123,7 +124,7 @@ def account_of_email(rows: Connection, email: str) -> str | None:
     return found
 
 
-def first_call_facts(rows: Connection, account_id: str, *, writing_scope: str, now: datetime) -> FirstCallFacts:
+def first_call_facts(rows: Connection, account_id: str, *, writing_scope: str, now: Now) -> FirstCallFacts:
     """Return the account's totals, how many keys it can use, and how many of them have ``writing_scope``."""
     usable = [key.terms for key in live_api_keys(rows, account_id).keys if key.terms.refuse_use(now) is None]
     writable = sum(writing_scope in terms.scopes for terms in usable)
