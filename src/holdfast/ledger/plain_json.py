@@ -57,28 +57,25 @@ class _Copier:
         if self.values_left < 0:
             raise NotPlain((), f"has more than {VALUES_MAX} values")
         # isinstance would let subclasses through, whose methods need not behave like JSON's own types.
-        match value:
-            case str() if type(value) is str:
-                return self.text(value)
-            case bool() | None:
-                return value
-            case int() if type(value) is int:
-                if not -NUMBER_MAX <= value <= NUMBER_MAX:
-                    raise NotPlain((), "is a number too large to be represented exactly")
-                return value
-            case float() if type(value) is float:
-                if not math.isfinite(value) or abs(value) > NUMBER_MAX:
-                    raise NotPlain((), "is not a number that JSON can carry")
-                return int(value) if value.is_integer() else value
-            case dict() if type(value) is dict:
-                if levels_left == 0:
-                    raise NotPlain((), f"is nested deeper than {DEPTH_LEVELS_MAX} levels")
-                return self.table(value, levels_left - 1)
-            case list() if type(value) is list:
-                if levels_left == 0:
-                    raise NotPlain((), f"is nested deeper than {DEPTH_LEVELS_MAX} levels")
-                return [self.child(str(index), item, levels_left - 1) for index, item in enumerate(value)]
-        raise NotPlain((), "is not a JSON value")
+        if type(value) is str:
+            return self.text(value)
+        if value is None or type(value) is bool:
+            return value
+        if type(value) is int:
+            if not -NUMBER_MAX <= value <= NUMBER_MAX:
+                raise NotPlain((), "is a number too large to be represented exactly")
+            return value
+        if type(value) is float:
+            if not math.isfinite(value) or abs(value) > NUMBER_MAX:
+                raise NotPlain((), "is not a number that JSON can carry")
+            return int(value) if value.is_integer() else value
+        if type(value) is not dict and type(value) is not list:
+            raise NotPlain((), "is not a JSON value")
+        if levels_left == 0:
+            raise NotPlain((), f"is nested deeper than {DEPTH_LEVELS_MAX} levels")
+        if type(value) is dict:
+            return self.table(value, levels_left - 1)
+        return [self.child(str(index), item, levels_left - 1) for index, item in enumerate(value)]
 
     def table(self, value: dict[object, object], levels_left: int) -> dict[str, object]:
         copied: dict[str, object] = {}

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 
@@ -52,7 +52,7 @@ class UnitFields(msgspec.Struct, frozen=True, kw_only=True):
     typical: Annotated[int, msgspec.Meta(ge=1, le=10**9)] | None = None
 
 
-class Measured(NamedTuple):
+class Measured(msgspec.Struct, frozen=True):
     """The units of one input: ``smallest`` ≤ ``estimated`` ≤ ``largest``, all equal if they are known."""
 
     smallest: Units
@@ -60,7 +60,7 @@ class Measured(NamedTuple):
     largest: Units
 
 
-class Bounds(NamedTuple):
+class Bounds(msgspec.Struct, frozen=True):
     """The lowest and the highest value of a whole number."""
 
     low: int

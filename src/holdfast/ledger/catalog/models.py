@@ -234,7 +234,7 @@ class ModelTable(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
         )
 
 
-class Tariff(msgspec.Struct, frozen=True, kw_only=True):
+class Tariff(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One price as the customer pays it: the input values that select it, and a hash of its base price."""
 
     when: dict[str, str | int | bool]

@@ -12,7 +12,7 @@ from decimal import Context, Decimal
 from difflib import get_close_matches
 from functools import lru_cache
 from itertools import islice, product
-from typing import NamedTuple, cast
+from typing import cast
 
 import msgspec
 
@@ -190,7 +190,7 @@ COMPARED_MAX = 200
 _PUBLIC = "must be the id of an uploaded file, or an address that is public and https"
 
 
-class PricedInput(NamedTuple):
+class PricedInput(msgspec.Struct, frozen=True):
     """An input with its defaults filled in, the terms it is priced at, and the files that it names."""
 
     input: dict[str, object]
@@ -238,23 +238,32 @@ def price_input(
             param=f"input.{next(name for name in fields if name in given)}",
             final=True,
         )
-    smallest, estimated, largest = measured = model.meter.measure(given)
-    (minimum_micro, estimate_micro, maximum_micro), basis = _priced(tariff.rate, measured)
-    terms = Terms(
+    terms = _terms_of(model, catalog_version, tariff, model.meter.measure(given))
+    input_hash = hashlib.sha256(canonical_json(given)).hexdigest()
+    return PricedInput(given, msgspec.structs.replace(terms, input_hash=input_hash), files)
+
+
+@lru_cache(maxsize=500)
+def _terms_of(model: Model, catalog_version: str, tariff: Tariff, measured: Measured) -> Terms:
+    """Return the terms of an input without its hash: most inputs of a model have equal units."""
+    minimum_micro = price_micro(tariff.rate, measured.smallest)
+    estimate_micro = price_micro(tariff.rate, measured.estimated)
+    maximum_micro = price_micro(tariff.rate, measured.largest)
+    return Terms(
         model=model.id,
         modality=model.modality,
         catalog_version=catalog_version,
-        input_hash=hashlib.sha256(canonical_json(given)).hexdigest(),
+        input_hash="",
         rate=tariff.rate,
-        estimated=estimated,
-        largest=largest,
-        smallest=smallest,
+        estimated=measured.estimated,
+        largest=measured.largest,
+        smallest=measured.smallest,
         estimate_micro=estimate_micro,
         minimum_micro=minimum_micro,
         maximum_micro=maximum_micro,
         hold_micro=estimate_micro if model.hold == "estimate" else maximum_micro,
         exact=minimum_micro == maximum_micro,
-        basis=basis,
+        basis=basis_of(tariff.rate, measured.estimated),
         provider=model.upstream.provider,
         upstream_model=model.upstream.model,
         provider_quote_hash=tariff.provider_quote_hash,
@@ -263,13 +272,6 @@ def price_input(
         tolerance_percent=model.charge.tolerance_percent,
         on_mismatch=model.charge.on_mismatch,
     )
-    return PricedInput(given, terms, files)
-
-
-@lru_cache(maxsize=4096)
-def _priced(rate: Rate, measured: Measured) -> tuple[tuple[int, ...], str]:
-    """Return the prices of units, and how the expected one is computed: most inputs of a model have equal units."""
-    return tuple(price_micro(rate, units) for units in measured), basis_of(rate, measured.estimated)
 
 
 def quote_input(
