@@ -111,8 +111,8 @@ class PageCall(Call):
         self.body_bytes, self._is_heavy = len(raw), len(raw) > LIGHT_BYTES_MAX
         content_type = self.request.headers.get("Content-Type")
         if view.takes_file:
-            parse = functools.partial(parse_file_form, raw, content_type)
-            parsed = await self.compute(parse, caller=f"origin:{self.origin()}")
+            caller = f"origin:{self.origin()}"
+            parsed = await self.compute(parse_file_form, raw, content_type, caller=caller)
             if isinstance(parsed, Refusal):
                 return parsed
             self.form, self.files = parsed

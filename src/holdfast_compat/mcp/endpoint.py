@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack
-from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -126,7 +125,7 @@ async def receive_message(call: Call) -> Outcome:
     refusal = bodies.check_media_type(next(iter(call.request.sent[b"content-type"]), None))
     if refusal is not None:
         return refusal
-    found = await call.compute(partial(read_messages, call.raw))
+    found = await call.compute(read_messages, call.raw)
     call.raw = b""
     version = next(iter(call.request.sent[b"mcp-protocol-version"]), VERSION_WITH_BATCHES)
     at = ToolCall(call, key, trio.current_time() + WAIT_MAX_S)

@@ -313,7 +313,7 @@ async def create_task(at: ToolCall, wanted: NewTask) -> dict[str, object] | Refu
     route = f"{call.route.name} create_task"
     idempotency = None
     if key is not None:
-        print_of = await call.compute(partial(bodies.fingerprint, route, msgspec.to_builtins(wanted)))
+        print_of = await call.compute(bodies.fingerprint, route, msgspec.to_builtins(wanted))
         idempotency = IdempotencyKey(route=route, key=key, fingerprint=print_of)
     call.is_replay = False
     try:

@@ -7,7 +7,6 @@ These clients number their attempts at a request in the header ``x-stainless-ret
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Final, TypeAlias
 
 import trio
@@ -91,7 +90,7 @@ async def accept(call: Call, model_id: str, makes: Modality, fields: Mapping[str
         return await call.refuse_authenticated(
             invalid_parameter("model", f"must be a model of the modality {makes}", model.id)
         )
-    found = await call.compute(partial(wanted_of, model, model_id, fields, call.files))
+    found = await call.compute(wanted_of, model, model_id, fields, call.files)
     if isinstance(found, Refusal):
         return await call.refuse_authenticated(found)
     wanted, sent_as = found

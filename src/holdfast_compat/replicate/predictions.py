@@ -43,7 +43,7 @@ from holdfast.ledger.links import sign_link
 from holdfast.ledger.public_types import FreeForm
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, WebhookFormat
-from holdfast.ledger.values import format_time, place_carried_by
+from holdfast.ledger.values import PLACE_DIGITS, format_time
 from holdfast.persistence.queries.tasks import tasks_of_account
 from holdfast_compat.attempts import RequestAttempts, group_of
 from holdfast_compat.model_words import SentInput, as_sent
@@ -153,7 +153,7 @@ async def _create(call: Call, model_id: str, wanted: PredictionRequest) -> Outco
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)
-    native = await call.compute(functools.partial(_native, call, model_id, wanted))
+    native = await call.compute(_native, call, model_id, wanted)
     if isinstance(native, Refusal):
         return await call.refuse_authenticated(native)
     created = functools.partial(_created, call, native, wanted.input, until)
@@ -337,8 +337,8 @@ async def stream_prediction(call: Call) -> Outcome:
     refusal = refuse_link(call, _streamed(call.path["request_id"], key), _LINK_EXPIRED)
     if refusal is not None:
         return refusal
-    place = place_carried_by(call.path["request_id"])
-    call.bearer = Bearer("api_key", base64.urlsafe_b64decode(key + "="), place)
+    digits = call.path["request_id"][-PLACE_DIGITS:]
+    call.bearer = Bearer("api_key", base64.urlsafe_b64decode(key + "="), digits)
     return await follow_task(call, None, PredictionEvents(call).of)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from functools import partial
 from typing import Final
 
 import msgspec
@@ -52,8 +51,8 @@ async def check(visit: Visit) -> ViewResult:
     if not call.files:
         return Refusal(code="missing_parameter", message="Choose a signed statement.", param="file")
     keys = read_keys(msgspec.json.encode(await published_keys(call)))
-    run = partial(Check, io.BytesIO(call.files[0].content), keys)
-    checked = await call.compute(run, caller=call.session.account_id)
+    content = io.BytesIO(call.files[0].content)
+    checked = await call.compute(Check, content, keys, caller=call.session.account_id)
     # The page that it is shown on, should one of its forms be sent next.
     call.address = STATEMENT
     return await _page(visit, checked)

@@ -17,7 +17,7 @@ import json
 import math
 import re
 from collections import Counter
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -35,7 +35,7 @@ INPUT_BODY_VALUES_MAX: Final = INPUT_VALUES_MAX + 500
 """The limit of values in a body with a model's input. The input has a lower limit of its own."""
 
 
-class JsonSize(NamedTuple):
+class JsonSize(msgspec.Struct, frozen=True):
     """Upper bounds: ``values_count`` of the values without keys, ``containers_count`` of the lists and objects."""
 
     values_count: int
@@ -62,7 +62,7 @@ def json_size(raw: bytes, values_max: int) -> JsonSize | None:
 def _counted(raw: bytes) -> JsonSize:
     # One pass that deletes all other bytes is equally fast for any input; counting each mark is not.
     marks = raw.translate(None, _ALL_BUT_MARKS)
-    containers_count = len(marks.translate(None, b","))
+    containers_count = len(marks) - marks.count(b",")
     # Each value but the first of a container has a comma before it, and each container may have a first one.
     return JsonSize(1 + len(marks), containers_count)
 
@@ -86,6 +86,7 @@ _ANY_KEY: Final = "[...]"
 """Stands in msgspec's errors for the key of an object."""
 _NUMBER_FOR_TEXT = re.compile(r"Expected `str(?: \| null)?`, got `(?:int|float)`")
 _UNKNOWN_VALUE = re.compile(r"Invalid enum value (.*)")
+_BLANKS: Final = " \t\n\r"
 _INTEGER_DIGITS_MAX: Final = 20
 _OWN_CODES: Final = {
     "amount": "invalid_amount",
@@ -99,6 +100,7 @@ class _Refused(ValueError):
     """Raised inside the decoder's hooks; never leaves this module."""
 
 
+@functools.lru_cache(maxsize=100)
 def check_media_type(content_type: str | None) -> Refusal | None:
     """Refuse a body whose media type is not JSON in UTF-8."""
     media_type, _, parameters = (content_type or "").partition(";")
@@ -118,8 +120,8 @@ def parse_object(
     if size is None:
         return _invalid(f"The body has more than {values_max} values.")
     try:
-        text = raw.decode("utf-8")
-        value = _DECODER.decode(text)
+        text = raw.decode("utf-8").strip(_BLANKS)
+        value, end = _DECODER.raw_decode(text)
     except UnicodeDecodeError:
         return _invalid("The body is not UTF-8.")
     except _Refused as refused:
@@ -128,9 +130,11 @@ def parse_object(
         return _invalid("The body is nested too deeply.")
     except ValueError:
         return _invalid("The body is not JSON.")
+    if end < len(text):
+        return _invalid("The body is not JSON.")
     if not isinstance(value, dict):
         return _invalid("The body must be a JSON object.")
-    if b"\\u" in raw or size.containers_count > NESTING_MAX:
+    if raw.count(b"\\u") or size.containers_count > NESTING_MAX:
         return _checked(value)
     return value
 
@@ -166,7 +170,7 @@ def unknown_names(body: JsonObject, shape: type[msgspec.Struct]) -> list[str] | 
 
     Refuses one that is probably a known name that was not sent, written otherwise, with ``invalid_parameter``.
     """
-    unknown = body.keys() - shape.__struct_encode_fields__
+    unknown = [name for name in body if name not in shape.__struct_encode_fields__]
     if not unknown:
         return []
     absent = [name for name in shape.__struct_encode_fields__ if name not in body]

@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from enum import Enum
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar, TypeVarTuple
 
 import msgspec
 from sqlalchemy import Connection
@@ -54,6 +54,7 @@ from holdfast.settings.settings import Settings
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
+Ts = TypeVarTuple("Ts")
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 Caller: TypeAlias = SessionRecord | ApiKeyRecord
@@ -248,7 +249,7 @@ class Call:
             return None
         size = None if self._is_heavy else json_size(raw, LIGHT_VALUES_MAX)
         self._is_heavy = size is None
-        refusal = await self.compute(partial(self._read_body, raw, size))
+        refusal = await self.compute(self._read_body, raw, size)
         return None if refusal is None else await self.refuse_authenticated(refusal)
 
     def _is_read_by_handler(self) -> bool:
@@ -267,17 +268,17 @@ class Call:
             return min(route.raw_body_bytes_max or most, route.raw_body_limit(self))
         return route.raw_body_bytes_max or (most if route.takes_input else min(most, SMALL_BODY_BYTES_MAX))
 
-    async def compute(self, work: Callable[[], T], *, caller: str | None = None) -> T:
-        """Run CPU-bound work: directly if the body is small, else in a thread, in which callers take turns.
+    async def compute(self, work: Callable[[*Ts], T], *given: *Ts, caller: str | None = None) -> T:
+        """Call CPU-bound work: directly if the body is small, else in a thread, in which callers take turns.
 
         With ``caller`` always in a thread, for work that does not depend on this body's size. Raises
         :class:`~holdfast.actors.runtime.faults.Overloaded` if too many jobs of the caller are waiting.
         """
         if caller is None:
             if not self._is_heavy:
-                return work()
+                return work(*given)
             caller = self._caller_id or f"origin:{self.origin()}"
-        return await self.deps.access.threads.run(caller, work)
+        return await self.deps.access.threads.run(caller, partial(work, *given))
 
     def _read_body(self, raw: bytes, size: JsonSize | None) -> Refusal | None:
         """Read the body, whose ``size`` is known if it is light."""
@@ -438,7 +439,7 @@ class Call:
         caller = self._valid(lookup.found)
         if not isinstance(caller, Refusal):
             self._admit(caller)
-        elif lookup.found is None and self.bearer.place is not None:
+        elif lookup.found is None:
             await require_here(self.deps, self.request, self.bearer.place)
         return caller
 

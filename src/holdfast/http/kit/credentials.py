@@ -64,10 +64,15 @@ class Bearer(msgspec.Struct, frozen=True):
 
     kind: CredentialKind
     sha256: bytes
-    place: int | None
-    """The place that it carries; None if it carries none."""
+    digits: str
+    """How the place is written that it carries."""
     key_prefix: str | None = None
     """How the API key begins; None for a session."""
+
+    @property
+    def place(self) -> int:
+        """The place that it carries."""
+        return place_carried_by(self.digits)
 
 
 def mint_api_key(account_id: str, *, live: bool) -> MintedKey:
@@ -109,10 +114,10 @@ def read_bearer(
     if wanted is not None and kind != wanted:
         return NEEDS_SESSION if wanted == "session" else NEEDS_API_KEY
     if kind == "session" and _SESSION_TOKEN.fullmatch(token):
-        return Bearer("session", digest(token), place_carried_by(token[len("hst_") :][:PLACE_DIGITS]))
+        return Bearer("session", digest(token), token[len("hst_") :][:PLACE_DIGITS])
     if kind == "api_key" and ((sha256 := digest(token)) in known or is_api_key(token)):
-        place = place_carried_by(token[:-_CHECKSUM_CHARS])
-        return Bearer("api_key", sha256, place, token[:KEY_PREFIX_CHARS])
+        digits = token[:-_CHECKSUM_CHARS][-PLACE_DIGITS:]
+        return Bearer("api_key", sha256, digits, token[:KEY_PREFIX_CHARS])
     return INVALID_SESSION if kind == "session" else INVALID_API_KEY
 
 

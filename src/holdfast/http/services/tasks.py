@@ -115,8 +115,9 @@ async def retried_task(call: Call, bounds: TaskBounds, idempotency: IdempotencyK
     original = await call.read(lambda rows: task_by_id(rows, call.path["request_id"]))
     assert original is not None, "a task is never deleted"
     # The stored input may be large although this request is small, so it is priced in a thread.
-    retry = functools.partial(_retry_command, call, original, bounds, key.key_id, idempotency)
-    command = await call.compute(retry, caller=original.account_id)
+    command = await call.compute(
+        _retry_command, call, original, bounds, key.key_id, idempotency, caller=original.account_id
+    )
     if input_until(original) is not None:
         command = await _refuse_stored_inputs(call, original.account_id) or command
     reply = await _ask_account(call, key, command, idempotency)
@@ -147,11 +148,9 @@ async def _priced(
     webhook_format: WebhookFormat | None = None,
     after: RequestAttempt | None = None,
 ) -> CreateTask | Refusal:
-    key = call.known_key
-    given = functools.partial(_command, call, wanted, key, idempotency, webhook_format=webhook_format, after=after)
-    command = await call.compute(given)
+    command = await call.compute(_command, call, wanted, idempotency, webhook_format, after)
     if call.body_bytes > INPUT_SMALL_BYTES_MAX:
-        command = await _refuse_stored_inputs(call, key.account_id) or command
+        command = await _refuse_stored_inputs(call, call.known_key.account_id) or command
     return command
 
 
@@ -257,13 +256,11 @@ def _created_of(provider: str) -> Counter:
 def _command(
     call: Call,
     wanted: CreateTaskRequest,
-    key: KnownKey,
     idempotency: IdempotencyKey | None,
-    *,
     webhook_format: WebhookFormat | None,
     after: RequestAttempt | None,
 ) -> CreateTask | Refusal:
-    deps, metadata = call.deps, wanted.metadata or {}
+    deps, key, metadata = call.deps, call.known_key, wanted.metadata or {}
     refusal = _refuse_metadata(metadata) if metadata else None
     events = refusal or _webhook_events(deps, wanted.webhook_url, wanted.webhook_events)
     if isinstance(events, Refusal):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from datetime import datetime
-from typing import NamedTuple
 
+import msgspec
 import trio
 
 from holdfast.actors.runtime.messages import IdempotencyKey
@@ -61,7 +61,7 @@ async def create_task(call: Call) -> Outcome:
     )
 
 
-class _Sent(NamedTuple):
+class _Sent(msgspec.Struct, frozen=True):
     """What a create was sent with: its key, and until when (trio's time) it waits for the end; None: not at all."""
 
     idempotency: IdempotencyKey | None
