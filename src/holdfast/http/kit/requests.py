@@ -35,7 +35,6 @@ from hypercorn.typing import (
 )
 from quart import Response
 from quart.asgi import ASGIHTTPConnection
-from quart.utils import encode_headers
 from quart.wrappers.response import DataBody
 from quart_trio.wrappers.request import TrioRequest
 from werkzeug.datastructures import Headers
@@ -109,7 +108,7 @@ class HoldfastRequest(TrioRequest):
         )
         self.http_version = scope["http_version"]
         self.scope = scope
-        self.sent = defaultdict[bytes, list[str]](list)
+        self.sent: defaultdict[bytes, list[str]] = defaultdict(list)
         """The values of the headers, by their names in lower case."""
         for name, value in scope["headers"]:
             self.sent[name].append(value.decode("latin1"))
@@ -312,16 +311,15 @@ class HoldfastConnection(ASGIHTTPConnection):
         request = HoldfastRequest(self.scope, receive)
         response = await self.app.handle_request(request)
         assert isinstance(response, Response)
-        headers = encode_headers(response.headers)
+        headers = [(name.lower().encode(), value.encode()) for name, value in response.headers]
+        named = dict(headers)
         headers.append((b"x-request-id", request.id.encode()))
         if request.traceresponse is not None:
             headers.append((b"traceresponse", request.traceresponse.encode()))
+        headers += [header for header in UNLESS_SET if header[0] not in named]
         body = response.response
-        unless_set = list(UNLESS_SET)
-        if isinstance(body, DataBody):
-            unless_set.append((b"content-length", b"%d" % len(body.data)))
-        named = dict(headers)
-        headers += [header for header in unless_set if header[0] not in named]
+        if isinstance(body, DataBody) and b"content-length" not in named:
+            headers.append((b"content-length", b"%d" % len(body.data)))
         start = cast(
             HTTPResponseStartEvent,
             {"type": "http.response.start", "status": response.status_code, "headers": headers},

@@ -12,6 +12,7 @@ import structlog
 import trio
 from quart import Response
 from quart.wrappers.response import DataBody, ResponseBody
+from werkzeug.datastructures import Headers
 from werkzeug.exceptions import HTTPException
 
 from holdfast.actors.runtime.faults import AccountAway, ShareExceeded
@@ -156,16 +157,27 @@ def outcome_response(outcome: Outcome) -> Response:
         case BodyResponse(Refusal() as refusal, _, headers):
             return refusal_response(refusal, dict(headers))
         case BodyResponse(body, status, headers):
-            response = _json_response(body, status)
+            response = JsonResponse(body, status)
             for name, value in headers:
                 response.headers.add(name, value)
             return response
         case _:
-            return _json_response(outcome)
+            return JsonResponse(outcome)
 
 
-def _json_response(body: msgspec.Struct, status: int | None = None) -> Response:
-    return Response(DataBody(msgspec.json.encode(body)), status=status or 200, content_type="application/json")
+class JsonResponse(Response):
+    """A response with a JSON body. Its constructor takes a third of what Quart's and werkzeug's take.
+
+    From werkzeug, private members used here: ``_status`` and ``_status_code`` of a response, ``_list`` of headers.
+    """
+
+    def __init__(self, body: msgspec.Struct, status: int | None = None) -> None:
+        self.headers = Headers()
+        self.headers._list.append(("Content-Type", "application/json"))
+        self._status_code = status or 200
+        self._status = str(self._status_code)
+        self.timeout = ...
+        self.response = DataBody(msgspec.json.encode(body))
 
 
 def refusal_response(refusal: Refusal, headers: dict[str, str] | None = None) -> RefusalResponse:

@@ -321,7 +321,7 @@ def refusal_of_head(request: ParsedRequest) -> ServerRefusal | None:
         return VERSION
     target = request.target
     # The target of CONNECT is a host and port, never a path, and what follows it is no HTTP.
-    if not target.startswith(b"/") or b"#" in target or not target.isascii() or request.method == "CONNECT":
+    if not target.startswith(b"/") or target.count(b"#") or not target.isascii() or request.method == "CONNECT":
         return NO_PATH
     hosts = 0
     for name, value in request.headers:
@@ -421,7 +421,7 @@ class ResponseFraming:
         if self.close:
             parts.append(b"connection: close")
         head = b"\r\n".join(parts)
-        if not head.count(b"\r") == head.count(b"\n") == len(parts) - 1 or b"\0" in head:
+        if not head.count(b"\r") == head.count(b"\n") == len(parts) - 1 or 0 in head:
             raise BadResponse("a line break in a header")
         self.is_started = True
         return head + b"\r\n\r\n"
