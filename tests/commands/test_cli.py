@@ -219,6 +219,18 @@ def test_serve_prints_one_line_per_settings_fault(monkeypatch: pytest.MonkeyPatc
     assert [line.split()[0] for line in result.stderr.splitlines()] == ["HOLDFAST_PORT", "HOLDFAST_HOOST"]
 
 
+def test_secrets_that_cannot_be_estimated_fail_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, data_dir: Path
+) -> None:
+    monkeypatch.setenv("HOLDFAST_ENV", "production")
+    monkeypatch.setenv("HOLDFAST_OPERATOR_TOKEN", "op-Wn7bTq4xKc9mZr2vYd5hLf8sGj3pEa6R")
+    monkeypatch.setattr(sys, "executable", str(data_dir / "missing"))
+    result = run("serve")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("The strength of secrets cannot be estimated: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_a_data_folder_in_use_is_bad_configuration(monkeypatch: pytest.MonkeyPatch, data_dir: Path) -> None:
     owner = EmbeddedPostgres(data_dir)
     owner.acquire()

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from holdfast.settings import values
-from holdfast.settings.secret_strength import forget_words, weakness
+from holdfast.settings import secret_strength, values
+from holdfast.settings.secret_strength import CannotEstimate, find_weak
 from holdfast.settings.settings import Settings, SettingsFault, load_locations, load_service_location, load_settings
 from holdfast.settings.warnings import find_warnings
 
@@ -181,35 +181,37 @@ def test_production_lists_each_missing_secret(production: dict[str, str]) -> Non
     )
 
 
-@pytest.mark.parametrize(
-    "weak",
-    [
-        "x" * 64,
-        "abab" * 16,
-        "tooshort-1234567890",
-        "abcabcabcabcabcabcabcabcabcabcabcabc",
-        "12345678901234567890123456789012",
-        "0123456789abcdef0123456789abcdef",
-        "mysupersecretpassword1234567890!",
-        "holdfast-production-secret-000001",
-        "password000000000000000000000000000000",
-        "whsec_" + "changeme-" * 5,
-        "correct-horse-battery-staple-operator-token",
-        "the-operators-token-of-our-production-service-2026",
-        "zahnradbahn-fernsehturm-butterbrot-kaffeemaschine",
-        "Sunflower42Meadow17Hedgehog93Blanket28",
-        "TheQuickBrownFoxJumpsOverTheLazyDogAgainAndAgain",
-        "opensesameopentreasurecaveforfortythieves",
-        "0ur-53rv1c3-0p3r4t0r5-t0k3n-f0r-pr0duct10n-u53",
-        bytes(range(32)).hex(),
-        base64.b64encode(bytes(range(255, 223, -1))).decode(),
-    ],
+WEAK = (
+    "x" * 64,
+    "abab" * 16,
+    "tooshort-1234567890",
+    "abcabcabcabcabcabcabcabcabcabcabcabc",
+    "12345678901234567890123456789012",
+    "0123456789abcdef0123456789abcdef",
+    "mysupersecretpassword1234567890!",
+    "holdfast-production-secret-000001",
+    "password000000000000000000000000000000",
+    "whsec_" + "changeme-" * 5,
+    "correct-horse-battery-staple-operator-token",
+    "the-operators-token-of-our-production-service-2026",
+    "zahnradbahn-fernsehturm-butterbrot-kaffeemaschine",
+    "Sunflower42Meadow17Hedgehog93Blanket28",
+    "TheQuickBrownFoxJumpsOverTheLazyDogAgainAndAgain",
+    "opensesameopentreasurecaveforfortythieves",
+    "0ur-53rv1c3-0p3r4t0r5-t0k3n-f0r-pr0duct10n-u53",
+    bytes(range(32)).hex(),
+    base64.b64encode(bytes(range(255, 223, -1))).decode(),
 )
+
+
+def test_secrets_that_are_padded_or_made_of_words_are_weak() -> None:
+    reason = "is too weak; give at least 32 random characters"
+    assert find_weak((secret, 32) for secret in WEAK) == {(secret, 32): reason for secret in WEAK}
+
+
 @pytest.mark.parametrize("name", [*STRONG, "HOLDFAST_SERVER_KEY"])
-def test_production_refuses_a_weak_secret_without_showing_it(
-    production: dict[str, str], name: str, weak: str
-) -> None:
-    lines = faults({**production, name: weak})
+def test_production_refuses_a_weak_secret_without_showing_it(production: dict[str, str], name: str) -> None:
+    lines = faults({**production, name: WEAK[-3]})
     assert lines == (f"{name} is too weak; give at least 32 random characters",)
 
 
@@ -283,34 +285,42 @@ def test_development_accepts_weak_secrets_with_a_warning(development: dict[str, 
     assert list(find_warnings(settings)) == ["HOLDFAST_OPERATOR_TOKEN is weak: production refuses it"]
 
 
+def random_secret(seed: int) -> str:
+    return random.Random(seed).randbytes(16).hex()
+
+
 def test_random_secrets_are_strong() -> None:
     rng = random.Random(20261121)
-    for _ in range(10):
-        assert weakness(rng.randbytes(16).hex()) is None
-        assert weakness("whsec_" + base64.b64encode(rng.randbytes(24)).decode(), chars_min=24) is None
+    hosted = ["whsec_" + base64.b64encode(rng.randbytes(24)).decode() for _ in range(10)]
+    assert find_weak([*((random_secret(seed), 32) for seed in range(10)), *((each, 24) for each in hosted)]) == {}
 
 
-def test_the_words_that_an_estimate_loads_can_be_forgotten() -> None:
+@pytest.mark.parametrize("program", ["is missing", "exit 1", "echo no estimates", "exec sleep 60"])
+def test_no_secret_is_accepted_without_an_estimate(
+    program: str, production: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreter = tmp_path / "python"
+    if program != "is missing":
+        interpreter.write_text(f"#!/bin/sh\n{program}\n")
+        interpreter.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    if program == "exec sleep 60":
+        monkeypatch.setattr(secret_strength, "ESTIMATE_S", 0.0)
+    secret = random_secret(101)
+    with pytest.raises(CannotEstimate, match=r"^The strength of secrets cannot be estimated: ") as caught:
+        load_settings({**production, "HOLDFAST_SERVER_KEY": secret})
+    assert secret not in str(caught.value)
+
+
+def test_secrets_are_no_arguments_and_are_estimated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreter, secret = tmp_path / "python", random_secret(100)
+    interpreter.write_text('#!/bin/sh\necho "$@" >>"$0.arguments"\ncat >"$0.input"\necho "[[40, 0]]"\n')
+    interpreter.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
     for _ in range(2):
-        assert weakness("horsestaplehorsestaplehorsestaple") is not None
-        assert "zxcvbn" in sys.modules
-        forget_words()
-        assert not [name for name in sys.modules if name.startswith("zxcvbn")]
-
-
-def test_words_are_forgotten_while_another_thread_loads_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    class LoadedMeanwhile(str):
-        __slots__ = ()
-
-        def partition(self, sep: str, /) -> tuple[str, str, str]:
-            sys.modules["loaded_by_another_thread"] = sys
-            return super().partition(sep)
-
-    # What is forgotten is emptied, also for the modules that are put back afterwards.
-    forget_words()
-    monkeypatch.setattr(sys, "modules", {LoadedMeanwhile("first"): sys, **sys.modules})
-    forget_words()
-    assert "loaded_by_another_thread" in sys.modules
+        assert find_weak([(secret, 32)]) == {}
+    assert (tmp_path / "python.arguments").read_text() == "-P -m holdfast.settings.guesses\n"
+    assert (tmp_path / "python.input").read_text() == f'["{secret}"]'
 
 
 def test_a_secret_with_blanks_inside_is_refused(development: dict[str, str]) -> None:

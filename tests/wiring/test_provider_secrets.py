@@ -84,9 +84,19 @@ def test_production_refuses_weak_or_shared_catalog_secrets(tmp_path: Path, provi
 )
 async def test_production_accepts_strong_secrets_and_checks_reloads(tmp_path: Path, providers: str) -> None:
     registry = ProviderRegistry(settings_of(tmp_path, providers, "production"))
-    assert "zxcvbn" not in sys.modules
     version = registry.catalog.version
     settings_of(tmp_path, f'[providers.box]\n{BOX}secret = "secret-1"\n', "production")
+    assert not await registry.reload()
+    assert registry.catalog.version == version
+
+
+async def test_a_catalog_whose_secrets_cannot_be_estimated_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = ProviderRegistry(settings_of(tmp_path, f'[providers.box]\n{BOX}secret = "{STRONG}"\n', "production"))
+    version = registry.catalog.version
+    settings_of(tmp_path, f'[providers.box]\n{BOX}secret = "Rb7xYd5hLf9sJp3cEa6UGk4tVn8wQz2m"\n', "production")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
     assert not await registry.reload()
     assert registry.catalog.version == version
 

@@ -12,6 +12,7 @@ from typing import Annotated, Final, NoReturn, TypeAlias, TypeVar
 
 import typer
 
+from holdfast.settings.secret_strength import CannotEstimate
 from holdfast.settings.settings import Locations, SettingsFault, environment, load_service_location
 from holdfast.start.exit_codes import BAD_CONFIGURATION, GAVE_UP
 
@@ -76,7 +77,7 @@ def _report(fault: Exception) -> None:
             fail("\n".join(fault.lines), BAD_CONFIGURATION)
         case CannotListen() | DataFolderInUse() | EmbeddedMissing() | MigrationRefused() | DatabaseTooOld():
             fail(str(fault), BAD_CONFIGURATION)
-        case EmbeddedFault() | MigrationBlocked() | CannotServe():
+        case EmbeddedFault() | MigrationBlocked() | CannotServe() | CannotEstimate():
             fail(str(fault), GAVE_UP)
         case DatabaseAway():
             fail(f"The database cannot be reached: {fault.reason}", GAVE_UP)

@@ -14,7 +14,7 @@ from importlib.metadata import entry_points, requires
 from itertools import combinations
 from urllib.parse import parse_qs, urlsplit
 
-from holdfast.settings.secret_strength import weakness
+from holdfast.settings.secret_strength import CHARS_MIN, find_weak
 from holdfast.settings.values import read_cells, read_networks, split_list, trusts_the_public
 
 REQUIRED_SECRETS = ("OPERATOR_TOKEN", "CALLBACK_SECRET", "SANDBOX_SECRET")
@@ -65,7 +65,7 @@ def is_local(host: str) -> bool:
 
 
 def find_faults(given: Mapping[str, str]) -> Iterator[Fault]:
-    """Yield the faults of combinations of settings."""
+    """Yield the faults of combinations of settings. Blocks in production. Raises ``CannotEstimate``."""
     if given.get("ASSET_STORE") == "s3":
         for name in ("S3_BUCKET", "S3_ACCESS_KEY_ID", "S3_SECRET_ACCESS_KEY"):
             if name not in given:
@@ -129,12 +129,10 @@ def _port_faults(given: Mapping[str, str]) -> Iterator[Fault]:
 
 
 def _production_faults(given: Mapping[str, str]) -> Iterator[Fault]:
-    for name in (*OWN_SECRETS, PREVIOUS_SERVER_KEY):
-        if name in given:
-            if (reason := weakness(given[name])) is not None:
-                yield name, reason
-        elif name in REQUIRED_SECRETS:
+    for name in REQUIRED_SECRETS:
+        if name not in given:
             yield name, "is missing; production needs it"
+    yield from _weak_secrets(given)
     if PREVIOUS_SERVER_KEY in given and "SERVER_KEY" not in given:
         yield PREVIOUS_SERVER_KEY, "needs HOLDFAST_SERVER_KEY, the key that replaces it"
     yield from _card_faults(given)
@@ -158,6 +156,14 @@ def _production_faults(given: Mapping[str, str]) -> Iterator[Fault]:
             yield other, f"has the same value as HOLDFAST_{name}; give each its own"
 
 
+def _weak_secrets(given: Mapping[str, str]) -> Iterator[Fault]:
+    named = [(name, (given[name], CHARS_MIN)) for name in (*OWN_SECRETS, PREVIOUS_SERVER_KEY) if name in given]
+    for secret in split_list(given.get("CARD_WEBHOOK_SECRET", "")):
+        named.append(("CARD_WEBHOOK_SECRET", (secret, CARD_WEBHOOK_SECRET_CHARS_MIN)))
+    weak = find_weak(candidate for _, candidate in named)
+    yield from ((name, weak[candidate]) for name, candidate in named if candidate in weak)
+
+
 def _card_faults(given: Mapping[str, str]) -> Iterator[Fault]:
     """Yield keys that cannot belong to the card provider; if ``CARD_API_BASE`` is set only lengths are checked."""
     key, public = given.get("CARD_API_KEY"), given.get("CARD_PUBLISHABLE_KEY")
@@ -168,9 +174,6 @@ def _card_faults(given: Mapping[str, str]) -> Iterator[Fault]:
         yield "CARD_API_KEY", "is not a key of the card provider (sk_live_… or rk_live_…)"
     if public is not None and not has_base and not _CARD_PUBLIC_KEY.fullmatch(public):
         yield "CARD_PUBLISHABLE_KEY", "is not a publishable key of the card provider (pk_live_…)"
-    for secret in split_list(given.get("CARD_WEBHOOK_SECRET", "")):
-        if (reason := weakness(secret, chars_min=CARD_WEBHOOK_SECRET_CHARS_MIN)) is not None:
-            yield "CARD_WEBHOOK_SECRET", reason
 
 
 def _is_without_tls(url: str | None) -> bool:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import base64
 import re
+import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Final
+
+import msgspec
 
 CHARS_MIN: Final = 32
 GUESSES_LOG10_MIN: Final = 27.0
@@ -28,9 +32,16 @@ EXAMPLES: Final = frozenset(
 )
 """The secrets printed in the documentation."""
 
-WORD_CHARS_MIN: Final = 4
 WORDS_SHARE_MAX: Final = 1 / 3
-"""Words of so many letters are rarely a quarter of a random secret, and about half of a phrase."""
+"""Words are rarely a quarter of a random secret, and about half of a phrase."""
+
+ESTIMATE_S: Final = 60.0
+"""It takes a tenth of a second on a machine that has nothing else to do."""
+ESTIMATES_MAX: Final = 16
+"""So many sets of secrets are not estimated again."""
+
+Candidate = tuple[str, int]
+"""A secret, and how many random characters it must have."""
 
 _PREFIX = re.compile(r"(?:whsec_|[a-z0-9]{1,4}_(?:live_|test_)?)", re.ASCII)
 _WORD = r"(?:[A-Z]?[a-z]+|[A-Z]+|[0-9]{1,4})"
@@ -40,30 +51,32 @@ _PHRASE = re.compile(
 """Words in any language, between other characters or each with a capital."""
 
 
-def weakness(secret: str, *, chars_min: int = CHARS_MIN) -> str | None:
-    """Return why a secret is weak, as the end of a sentence that does not contain it; None if it is strong.
+class CannotEstimate(OSError):
+    """The process that estimates secrets does not start, or has failed."""
 
-    A prefix that names the kind of secret, such as ``whsec_``, is not counted.
+
+def find_weak(candidates: Iterable[Candidate]) -> dict[Candidate, str]:
+    """Return why each weak one is weak, as the end of a sentence that does not contain it; the others are strong.
+
+    A prefix that names the kind of secret, such as ``whsec_``, is not counted. Blocks. Raises
+    :class:`CannotEstimate`.
     """
-    if secret in EXAMPLES:
-        return "is an example from the documentation; generate a new one"
-    prefix = _PREFIX.match(secret)
-    random_part = secret[prefix.end() :] if prefix else secret
-    if (
-        len(random_part) < chars_min
-        or _is_sequence(random_part)
-        or _PHRASE.fullmatch(random_part)
-        or _is_guessable(random_part, GUESSES_LOG10_MIN * min(1.0, chars_min / CHARS_MIN))
-    ):
-        return f"is too weak; give at least {chars_min} random characters"
-    return None
-
-
-def forget_words() -> None:
-    """Free the lists of words, 15 MB. The next secret that is estimated loads them again."""
-    # A copy of the names: another thread may load a module meanwhile.
-    for name in [each for each in list(sys.modules) if each.partition(".")[0] == "zxcvbn"]:
-        vars(sys.modules.pop(name)).clear()  # its functions would keep it until they are collected
+    weak: dict[Candidate, str] = {}
+    texts: dict[Candidate, str] = {}
+    for secret, chars_min in candidates:
+        prefix = _PREFIX.match(secret)
+        random_part = secret[prefix.end() :] if prefix else secret
+        if secret in EXAMPLES:
+            weak[secret, chars_min] = "is an example from the documentation; generate a new one"
+        elif len(random_part) < chars_min or _is_sequence(random_part) or _PHRASE.fullmatch(random_part):
+            weak[secret, chars_min] = _too_weak(chars_min)
+        else:
+            texts[secret, chars_min] = random_part[:CHARS_ESTIMATED_MAX]
+    estimates = _estimate(tuple(texts.values())) if texts else ()
+    for (secret, chars_min), (guesses_log10, words_share) in zip(texts, estimates, strict=True):
+        if guesses_log10 < GUESSES_LOG10_MIN * min(1.0, chars_min / CHARS_MIN) or words_share > WORDS_SHARE_MAX:
+            weak[secret, chars_min] = _too_weak(chars_min)
+    return weak
 
 
 def is_plainly_weak(secret: str) -> bool:
@@ -81,12 +94,24 @@ def _is_sequence(text: str) -> bool:
     return False
 
 
-def _is_guessable(text: str, guesses_log10_min: float) -> bool:
-    # Imported here: its lists of words take a quarter of a second to load, and only production uses them.
-    from zxcvbn import zxcvbn  # type: ignore[import-untyped]
+def _too_weak(chars_min: int) -> str:
+    return f"is too weak; give at least {chars_min} random characters"
 
-    estimated = text[:CHARS_ESTIMATED_MAX]
-    found = zxcvbn(estimated)
-    words = (part["token"] for part in found["sequence"] if part["pattern"] == "dictionary")
-    word_chars = sum(len(word) for word in words if len(word) >= WORD_CHARS_MIN)
-    return found["guesses_log10"] < guesses_log10_min or word_chars > WORDS_SHARE_MAX * len(estimated)
+
+@lru_cache(maxsize=ESTIMATES_MAX)
+def _estimate(texts: tuple[str, ...]) -> tuple[tuple[float, float], ...]:
+    """Return what :mod:`holdfast.settings.guesses` estimates of each text."""
+    try:
+        done = subprocess.run(
+            # -P: its secrets are not given to a module that lies in the working directory.
+            [sys.executable, "-P", "-m", "holdfast.settings.guesses"],
+            input=msgspec.json.encode(texts),
+            stdout=subprocess.PIPE,
+            timeout=ESTIMATE_S,
+            check=True,
+            # A Ctrl-C at the terminal is for this process alone.
+            start_new_session=True,
+        )
+        return msgspec.json.decode(done.stdout, type=tuple[tuple[float, float], ...])
+    except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as fault:
+        raise CannotEstimate(f"The strength of secrets cannot be estimated: {fault}") from fault

@@ -357,7 +357,7 @@ def use_env_file(path: Path) -> tuple[str, ...]:
 def load_settings(environ: Mapping[str, str]) -> Settings:
     """Read and validate the settings; in development also create DATA_DIR and missing secrets.
 
-    Raises :class:`SettingsFault`, and then has written nothing.
+    Raises :class:`SettingsFault` and, in production, ``CannotEstimate``; then it has written nothing.
     """
     given, unread = _given(environ)
     if given.get("ENV") == "production":

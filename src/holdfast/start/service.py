@@ -7,14 +7,12 @@ children that had not finished.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -124,7 +122,6 @@ async def _run(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_handle_signals, assembly)
         nursery.start_soon(beside)
-        nursery.start_soon(_return_memory, assembly)
         try:
             await assembly.tree.run()
         except GaveUp as gave_up:
@@ -170,17 +167,6 @@ async def _lacks_accounts(database_url: str, cells: Cells) -> bool:
 def _missing_in_list(database_url: str, cells: Cells) -> tuple[list[str], list[int]]:
     with connected(database_url) as rows, rows.begin():
         return find_unreachable(rows, cells), find_unlisted(rows, cells)
-
-
-async def _return_memory(assembly: Assembly) -> None:
-    """Return to the system what the start has freed, once every part is up.
-
-    In production, the lists of words with which secrets are checked took 15 MB.
-    """
-    with suppress(NotRunning):
-        await assembly.tree.wait_ready()
-        with suppress(AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)  # only glibc has it
 
 
 async def _log_when_ready(assembly: Assembly, sockets: SlotSockets) -> None:

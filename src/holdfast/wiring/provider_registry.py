@@ -23,7 +23,7 @@ from holdfast.providers.media.kinds import PROVIDER_KINDS, kind_rules
 from holdfast.providers.media.provider_check import CHECK_ATTEMPT
 from holdfast.providers.outbound.guarded import Origin
 from holdfast.settings.checks import INSTALL_EMULATORS, has_emulators
-from holdfast.settings.secret_strength import forget_words, weakness
+from holdfast.settings.secret_strength import Candidate, find_weak
 from holdfast.settings.settings import Settings, environment
 from holdfast.settings.values import is_open_to_all
 from holdfast.sockets.emulator_sockets import EMULATOR_HOST
@@ -127,7 +127,6 @@ class ProviderRegistry:
         catalog = read_catalog(self._settings.catalog)
         check_studio(catalog)
         check_secrets(catalog, self._settings)
-        forget_words()
         if self._settings.is_production and needs_studio(catalog):
             log.warning("the catalog sells placeholder outputs of the built-in studio")
         return catalog
@@ -310,14 +309,19 @@ def check_secrets(catalog: Catalog, settings: Settings) -> None:
 
 
 def _weak(catalog: Catalog) -> Iterator[str]:
+    weak = find_weak(candidate for config in catalog.providers.values() for _, candidate in _candidates(config))
     for config in catalog.providers.values():
         where = f"provider {config.name}"
         if config.secret is None and PROVIDER_KINDS[config.kind].rules.webhooks == "token" and not config.polls:
             yield f"{where}: secret is missing: without one its webhooks are refused, and polling is off"
-        reasons = [(weakness(secret, chars_min=SECRET_CHARS_MIN), "secret") for secret in config.own_secrets]
-        if config.token is not None:
-            reasons.append((weakness(config.token, chars_min=TOKEN_CHARS_MIN), "token"))
-        yield from dict.fromkeys(f"{where}: {name} {reason}" for reason, name in reasons if reason is not None)
+        used = _candidates(config)
+        yield from dict.fromkeys(f"{where}: {name} {weak[each]}" for name, each in used if each in weak)
+
+
+def _candidates(config: ProviderConfig) -> list[tuple[str, Candidate]]:
+    """Return a provider's own secrets with what each one is."""
+    secrets = [("secret", (secret, SECRET_CHARS_MIN)) for secret in config.own_secrets]
+    return secrets if config.token is None else [*secrets, ("token", (config.token, TOKEN_CHARS_MIN))]
 
 
 def _shared(catalog: Catalog, settings: Settings) -> Iterator[str]:

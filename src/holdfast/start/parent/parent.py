@@ -34,7 +34,6 @@ from holdfast import __version__
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.postmaster import EmbeddedFault
 from holdfast.persistence.server.revisions import is_migrated
-from holdfast.settings.secret_strength import forget_words
 from holdfast.settings.settings import Settings, SettingsFault, environment, override
 from holdfast.settings.warnings import find_warnings
 from holdfast.sockets.closing import refuse_new_connections
@@ -172,7 +171,6 @@ def serve(settings: Settings) -> int:
     register_secrets(settings.secret_values())
     for warning in find_warnings(settings):
         log.warning(warning)
-    forget_words()
     variables = {name: value for name, value in environment().items() if not name.startswith("LISTEN_")}
     sockets = open_sockets(settings, environment())
     with ExitStack() as stack:
