@@ -40,7 +40,7 @@ from holdfast.persistence.queries.loading import load_task
 from holdfast.persistence.queries.webhooks import alerts_of_account, webhooks_of_account
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.rows import TaskChangedRow
-from holdfast.providers.mail import MailFault
+from holdfast.providers.mail.base import MailFault
 from holdfast.wiring.alert_mail import AlertMail
 
 from .account_checks import CREDIT, assert_audit_clean, capacity_of, settle_command

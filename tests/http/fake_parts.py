@@ -18,7 +18,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.queries.events import EventAddress
-from holdfast.providers.mail import Alert, CodeUse, MailFault
+from holdfast.providers.mail.base import Alert, CodeUse, MailFault
 from holdfast.providers.media.provider_check import CheckStep
 from holdfast.supervision.control.messages import EndSession, MemberView, SessionEnded
 from holdfast.supervision.poison_replays import NOT_FOUND, PoisonReplays

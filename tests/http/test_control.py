@@ -34,7 +34,7 @@ from holdfast.ledger.sign_in_codes import new_otp_id
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.key_rows import ApiKeyRecord, ApiKeyRevokedRow
 from holdfast.persistence.records.rows import SessionRevokedRow
-from holdfast.providers.mail import MailFault
+from holdfast.providers.mail.base import MailFault
 
 if TYPE_CHECKING:
     from tests.http.api import Api

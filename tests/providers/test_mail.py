@@ -12,13 +12,11 @@ import structlog
 import trio
 from tests.mail_server import Post, running
 
-from holdfast.providers.mail import (
+from holdfast.providers.mail.base import Alert, MailFault, NoMailer
+from holdfast.providers.mail.mailers import (
     ALERT_THREADS_MAX_COUNT,
     THREADS_MAX_COUNT,
-    Alert,
     DevelopmentMailer,
-    MailFault,
-    NoMailer,
     SmtpMailer,
     write_code,
 )

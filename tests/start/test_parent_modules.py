@@ -33,7 +33,10 @@ def test_the_parent_imports_no_application_code() -> None:
     assert modules & APPLICATION == set()
 
 
-UNUSED = {"alembic", "cryptography", "fpdf", "obstore", "PIL", "pydantic", "pygments", "requests", "rich", "zxcvbn"}
+UNUSED = {
+    *("alembic", "cryptography", "fpdf", "obstore", "PIL", "pydantic", "pygments", "requests", "rich", "zxcvbn"),
+    *("argparse", "smtplib"),
+}
 """What no process of the service has before it is used."""
 
 

@@ -16,7 +16,7 @@ from holdfast.persistence.queries.webhooks import mail_recipient
 from holdfast.persistence.records.event_rows import MAIL_URL, MAILTO
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.providers.mail import Alert, Mailer, MailFault
+from holdfast.providers.mail.base import Alert, Mailer, MailFault
 
 ACCEPTED: Final = 250
 """SMTP's status of a message that was accepted."""

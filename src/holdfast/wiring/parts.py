@@ -30,7 +30,7 @@ from holdfast.persistence.queries.reports import newest_position, reports_after
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.service_clock import ServiceClock
-from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMailer
+from holdfast.providers.mail.base import Mailer, NoMailer
 from holdfast.providers.storage.base import AssetStore
 from holdfast.providers.storage.local import LocalStore
 from holdfast.settings.checks import install_extra
@@ -201,6 +201,11 @@ def asset_store(settings: Settings) -> AssetStore:
 
 
 def _mailer(settings: Settings) -> Mailer:
-    if settings.smtp_url is not None:
-        return SmtpMailer(settings.smtp_url, settings.mail_from)
-    return NoMailer() if settings.is_production else DevelopmentMailer(settings.data_dir / "mail")
+    if settings.smtp_url is None and settings.is_production:
+        return NoMailer()
+    # Loaded only where mail is sent.
+    from holdfast.providers.mail.mailers import DevelopmentMailer, SmtpMailer
+
+    if settings.smtp_url is None:
+        return DevelopmentMailer(settings.data_dir / "mail")
+    return SmtpMailer(settings.smtp_url, settings.mail_from)

@@ -30,7 +30,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import INVALID_OTP, is_otp_id_of
 from holdfast.ledger.values import format_time
 from holdfast.persistence.queries.accounts import first_call_facts
-from holdfast.providers.mail import CodeUse
+from holdfast.providers.mail.base import CodeUse
 from holdfast.telemetry.reports.conditions import MAIL
 
 EMAIL_MAX_CHARS: Final = 254

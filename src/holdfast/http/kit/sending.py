@@ -10,7 +10,7 @@ import trio
 from holdfast.actors.unfenced import EventCommands
 from holdfast.ledger.public_types import counted
 from holdfast.ledger.refusals import Refusal
-from holdfast.providers.mail import Mailer
+from holdfast.providers.mail.base import Mailer
 
 
 class SendRate:

@@ -17,7 +17,6 @@ Two statements are compared, too: what was signed once must still be in the newe
 
 from __future__ import annotations
 
-import argparse
 import base64
 import hashlib
 import json
@@ -439,6 +438,8 @@ def run(paths: list[str], keys_path: str) -> int:
 
 def main() -> int:
     """Read the command line."""
+    import argparse  # only here: the service imports this module for its checks, and has another command line
+
     parser = argparse.ArgumentParser(description="Check a signed statement.")
     parser.add_argument("file", help="the statement")
     parser.add_argument("newer", nargs="?", help="a newer one, which must have its operations or go on from them")

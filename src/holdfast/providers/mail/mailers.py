@@ -14,13 +14,14 @@ from email.message import EmailMessage
 from email.policy import SMTP, Policy
 from email.utils import format_datetime, make_msgid, parseaddr
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import structlog
 import trio
 
 from holdfast.ledger.public_types import counted
+from holdfast.providers.mail.base import Alert, CodeUse, MailFault
 
 TIMEOUT_S = 15.0
 TOTAL_TIMEOUT_S = 30.0
@@ -30,7 +31,6 @@ ALERT_THREADS_MAX_COUNT = 2
 """For alerts, apart from those for codes: a user waits for a code to sign in."""
 DEVELOPMENT_SENDER = "holdfast@localhost"
 
-CodeUse = Literal["sign_in", "email_change"]
 _CODES: Final[dict[CodeUse, str]] = {
     "sign_in": "sign-in code",
     "email_change": "code for changing the e-mail address of your account",
@@ -68,39 +68,6 @@ class _HeaderClasses(HeaderRegistry):
 
 
 _POLICY = SMTP.clone(header_factory=_HeaderClasses())
-
-
-class MailFault(Exception):
-    """The message was not sent. The reason contains no address and no code.
-
-    ``is_refused``: the mail server refuses the address for good.
-    """
-
-    def __init__(self, reason: str, *, is_refused: bool = False) -> None:
-        super().__init__(reason)
-        self.is_refused = is_refused
-
-
-class Alert(NamedTuple):
-    """A mail about an account. ``message_id`` is the same each time it is sent; the link ends such mail.
-
-    What an owner must know has no such link.
-    """
-
-    message_id: str
-    subject: str
-    text: str
-    unsubscribe_url: str | None
-
-
-class Mailer(Protocol):
-    """Sends codes and alerts."""
-
-    async def send_code(self, email: str, code: str, expires_in_s: int, use: CodeUse = "sign_in") -> None:
-        """Send a code. Raises :class:`MailFault`."""
-
-    async def send_alert(self, email: str, alert: Alert) -> None:
-        """Send an alert. Raises :class:`MailFault`."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -190,20 +157,6 @@ class SmtpMailer:
                 link.quit()
         finally:
             link.close()
-
-
-class NoMailer:
-    """Sends nothing: production without a mail server must not show codes anywhere, least of all in the log."""
-
-    async def send_code(self, email: str, code: str, expires_in_s: int, use: CodeUse = "sign_in") -> None:
-        """Always raises :class:`MailFault`."""
-        del email, code, expires_in_s, use
-        raise MailFault("no mail server is configured")
-
-    async def send_alert(self, email: str, alert: Alert) -> None:
-        """Always raises :class:`MailFault`."""
-        del email, alert
-        raise MailFault("no mail server is configured")
 
 
 class DevelopmentMailer:

@@ -1,0 +1,1 @@
+"""Mail: the interface, and what sends it: through an SMTP server, or in development into files."""
