@@ -7,10 +7,12 @@ less than a hundredth of a core. The rest ends with its module.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import httpx2
 import pytest
@@ -29,6 +31,18 @@ from .service_process import OPERATOR_TOKEN, SERVER_KEY, Service, new_folder, ru
 
 NewService: TypeAlias = Callable[..., Service]
 NewCustomer: TypeAlias = Callable[..., Awaitable[Customer]]
+MIDNIGHT_NEAR_S: Final = 100.0
+"""Longer than a test of what is spent in a day takes on a slow machine."""
+
+
+@pytest.fixture
+def one_day() -> None:
+    """Begin after midnight if that is near: what a test spends or buys is to be of one day in UTC."""
+    now = datetime.now(UTC)
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+    left_s = (midnight - now).total_seconds()
+    if left_s < MIDNIGHT_NEAR_S:
+        time.sleep(left_s + 1)
 
 
 @pytest.fixture(scope="session")

@@ -65,6 +65,7 @@ def picture() -> str:
         ),
     ],
 )
+@pytest.mark.usefixtures("one_day")
 async def test_a_client_quotes_creates_waits_and_cancels(
     shared_service: Service, new_customer: NewCustomer, client: str
 ) -> None:
@@ -158,6 +159,7 @@ class Agent:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_day")
 async def test_an_agent_that_loops_spends_its_limit_and_no_more(
     new_service: NewService, new_customer: NewCustomer
 ) -> None:

@@ -193,6 +193,7 @@ def test_the_bank_asks_for_approval_at_a_page_of_another_site(shop: Shop) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_day")
 def test_a_saved_card_pays_and_tops_up(shop: Shop) -> None:
     account = shop.account()
     page = shop.open(account=account)

@@ -127,6 +127,7 @@ async def test_a_paused_or_expired_key_is_refused_by_every_endpoint(
     assert ok(await key.as_key("POST", f"/v2/task/{request_id}/cancel"))["status"] == "canceled"
 
 
+@pytest.mark.usefixtures("one_day")
 async def test_an_account_spends_no_more_than_its_limit_and_its_ceiling(
     quiet_service: Service, new_customer: NewCustomer
 ) -> None:

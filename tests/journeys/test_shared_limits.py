@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.clients import ok, refused
 
 from .conftest import NewCustomer
@@ -13,6 +14,7 @@ GROUPS = "/v2/control/key-groups"
 MANAGER = ["tasks:read", "tasks:write", "keys:read", "keys:write", "limits:write"]
 
 
+@pytest.mark.usefixtures("one_day")
 async def test_the_keys_of_a_group_spend_its_limit_together(
     quiet_service: Service, new_customer: NewCustomer
 ) -> None:

@@ -53,6 +53,7 @@ async def ada(
     return customer
 
 
+@pytest.mark.usefixtures("one_day")
 async def test_a_saved_card_is_charged_when_credit_runs_low_and_shown_everywhere(
     ada: Customer, card_provider: CardProviderProcess, card_service: Service
 ) -> None:
@@ -106,6 +107,7 @@ async def test_a_declining_card_is_tried_once(ada: Customer, card_provider: Card
 
 @pytest.mark.parametrize("fault", ["lost answers", "silence"])
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_day")
 async def test_a_card_company_in_trouble_charges_once_for_a_crossing(
     ada: Customer, card_provider: CardProviderProcess, card_service: Service, fault: str
 ) -> None:
@@ -133,6 +135,7 @@ async def test_a_card_company_in_trouble_charges_once_for_a_crossing(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_day")
 async def test_a_service_killed_between_charge_and_credit_charges_once(
     card_provider: CardProviderProcess, new_service: NewService, new_customer: NewCustomer
 ) -> None:
