@@ -178,7 +178,7 @@ def _count_refused(deps: Dependencies, request: HoldfastRequest, response: Refus
         request_id=request.id,
         trace_id=trace_id(),
         caller=request.caller,
-        key_prefix=key_prefix_sent(request.sent[b"authorization"]),
+        key_prefix=key_prefix_sent(request.sent.get(b"authorization", [])),
         origin=origin_of_request(request, deps.settings),
     )
 

@@ -122,12 +122,12 @@ async def receive_message(call: Call) -> Outcome:
     key = await call.verify_key()
     if isinstance(key, Refusal):
         return key
-    refusal = bodies.check_media_type(next(iter(call.request.sent[b"content-type"]), None))
+    refusal = bodies.check_media_type(next(iter(call.request.sent.get(b"content-type", [])), None))
     if refusal is not None:
         return refusal
     found = await call.compute(read_messages, call.raw)
     call.raw = b""
-    version = next(iter(call.request.sent[b"mcp-protocol-version"]), VERSION_WITH_BATCHES)
+    version = next(iter(call.request.sent.get(b"mcp-protocol-version", [])), VERSION_WITH_BATCHES)
     at = ToolCall(call, key, trio.current_time() + WAIT_MAX_S)
     if isinstance(found, Request | MalformedMessage | None):
         return await _answer_one(at, found, version)
@@ -141,7 +141,7 @@ async def receive_message(call: Call) -> Outcome:
 def _is_own_origin(call: Call) -> bool:
     """Whether no browser sends the request for a page of another origin, as one does that was led here by DNS."""
     base = urlsplit(call.deps.urls.base)
-    return all(each == f"{base.scheme}://{base.netloc}" for each in call.request.sent[b"origin"])
+    return all(each == f"{base.scheme}://{base.netloc}" for each in call.request.sent.get(b"origin", []))
 
 
 async def _answer_one(at: ToolCall, message: Message, version: str) -> Outcome:
@@ -156,7 +156,7 @@ async def _answer_one(at: ToolCall, message: Message, version: str) -> Outcome:
                 message.id, RpcError(UNSUPPORTED_VERSION, "The protocol's revision is not known.", data)
             )
         )
-    accepted = ",".join(at.call.request.sent[b"accept"])
+    accepted = ",".join(at.call.request.sent.get(b"accept", []))
     if message.method == "tools/call" and message.params.get("name") == _WAITING and EVENT_STREAM in accepted:
         return await _streamed(at, message)
     return _json(await _answer(at, message))

@@ -112,7 +112,7 @@ def refused_result(call: Call, refusal: Refusal) -> dict[str, object]:
         route=call.route.name,
         request_id=call.request.id,
         caller=call.request.caller,
-        key_prefix=key_prefix_sent(call.request.sent[b"authorization"]),
+        key_prefix=key_prefix_sent(call.request.sent.get(b"authorization", [])),
         origin=call.origin(),
     )
     _, body, _ = error_response(refusal, call.request.id)

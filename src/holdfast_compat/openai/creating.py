@@ -186,14 +186,14 @@ def _result(task: Task, *, is_resent: bool) -> Task | NoResult:
 
 def _attempt(call: Call) -> int | None:
     """Return the number of the client's attempt at this request, None if it does not number them."""
-    sent = next(iter(call.request.sent[b"x-stainless-retry-count"]), "")
+    sent = next(iter(call.request.sent.get(b"x-stainless-retry-count", [])), "")
     return int(sent) if sent.isascii() and sent.isdigit() and len(sent) <= 4 else None
 
 
 def _timeout_s(call: Call) -> float:
     """Return after how long the client gives up."""
     for name in (b"x-stainless-read-timeout", b"x-stainless-timeout"):
-        sent = next(iter(call.request.sent[name]), "")
+        sent = next(iter(call.request.sent.get(name, [])), "")
         whole, _, decimals = sent.partition(".")
         if sent.isascii() and whole.isdigit() and len(sent) <= 20 and (not decimals or decimals.isdigit()):
             return max(1.0, float(sent))

@@ -158,7 +158,7 @@ async def _create(call: Call, model_id: str, wanted: PredictionRequest) -> Outco
         return await call.refuse_authenticated(native)
     created = functools.partial(_created, call, native, wanted.input, until)
     try:
-        if idempotency is not None or not _RESENDING.search(" ".join(call.request.sent[b"user-agent"])):
+        if idempotency is not None or not _RESENDING.search(" ".join(call.request.sent.get(b"user-agent", []))):
             return await created(idempotency)
         group = group_of(call, f"{call.request.path}\n".encode() + call.raw)
         return await call.deps.state(RequestAttempts).answer(
@@ -172,7 +172,7 @@ async def _create(call: Call, model_id: str, wanted: PredictionRequest) -> Outco
 
 def _wait_s(call: Call) -> float:
     """Return how long to wait for the end of the prediction."""
-    wait_s = preferred_wait_s(call.request.sent[b"prefer"], bare_s=WAIT_MAX_S)
+    wait_s = preferred_wait_s(call.request.sent.get(b"prefer", []), bare_s=WAIT_MAX_S)
     return 0.0 if wait_s is None else WAIT_USED * min(wait_s, WAIT_MAX_S)
 
 
@@ -195,10 +195,10 @@ def _native(call: Call, model_id: str, wanted: PredictionRequest) -> WantedTask 
     given = SentInput(wanted.input, {}) if model is None else native_input(model, wanted.input)
     if isinstance(given, Refusal):
         return given
-    deadline_s = _deadline_s(call.request.sent[b"cancel-after"])
+    deadline_s = _deadline_s(call.request.sent.get(b"cancel-after", []))
     if isinstance(deadline_s, Refusal):
         return deadline_s
-    max_credits = next(iter(call.request.sent[b"max-credits"]), None)
+    max_credits = next(iter(call.request.sent.get(b"max-credits", [])), None)
     native = CreateTaskRequest(
         model_id, given.input, metadata=wanted.metadata, max_credits=max_credits, deadline_s=deadline_s
     )

@@ -313,7 +313,7 @@ def _run_for(call: Call) -> ActionRun:
     """Return a run for a request, as its header ``Restart-Wait`` says."""
     assert call.operator is not None, "the route of an action authenticates an operator"
     deadline_s, while_down = read_restart_wait(
-        call.request.sent[b"restart-wait"], call.deps.settings.ask_deadline_s
+        call.request.sent.get(b"restart-wait", []), call.deps.settings.ask_deadline_s
     )
     return ActionRun(
         call.deps, call.operator, call.origin(), deadline_s=deadline_s, while_down=while_down, sent=call.json

@@ -65,6 +65,8 @@ _FIND: Final[dict[CredentialKind, Find[bytes, Any]]] = {"session": find_sessions
 class Auth(Enum):
     """How a route authenticates its caller."""
 
+    __hash__ = object.__hash__  # in C, unlike that of an enumeration: each request looks its route's member up
+
     NONE = "none"
     OPTIONAL = "optional"
     SESSION = "session"
@@ -228,7 +230,7 @@ class Call:
             refusal = await self._authenticate()
         if refusal is not None or self.route.method == "GET" or self._is_read_by_handler():
             return refusal
-        if (length or 0) <= UNCOUNTED_BYTES_MAX and not self.request.sent[b"transfer-encoding"]:
+        if (length or 0) <= UNCOUNTED_BYTES_MAX and not self.request.sent.get(b"transfer-encoding"):
             return await self._take_body(bytes_max)
         body = self._hold_body()
         with body.preparation:
@@ -256,7 +258,7 @@ class Call:
         """Whether the body may have files."""
         route = self.route
         return route.files_max > 0 and (
-            route.body is None or is_form(next(iter(self.request.sent[b"content-type"]), None))
+            route.body is None or is_form(next(iter(self.request.sent.get(b"content-type", [])), None))
         )
 
     def body_bytes_max(self) -> int:
@@ -286,7 +288,7 @@ class Call:
         if not raw.strip() and (shape is None or self.route.body_optional):
             self._body = None if shape is None else shape()
             return None
-        content_type = next(iter(self.request.sent[b"content-type"]), None)
+        content_type = next(iter(self.request.sent.get(b"content-type", [])), None)
         refusal = bodies.check_media_type(content_type)
         if refusal is not None:
             return refusal
@@ -349,7 +351,7 @@ class Call:
         if self.route.auth is Auth.KEY_OR_LINK and "sig" in self.request.args:
             return None
         known = self.deps.access.key_cache
-        found = read_bearer(self.request.sent[b"authorization"], _WANTED.get(self.route.auth), known)
+        found = read_bearer(self.request.sent.get(b"authorization", []), _WANTED.get(self.route.auth), known)
         if isinstance(found, Refusal):
             return None if self.route.auth is Auth.OPTIONAL else found
         self.bearer, self.request.key_prefix = found, found.key_prefix
@@ -517,7 +519,7 @@ class Call:
 
     async def ask(self, ref: AskRef, command: Command[T]) -> T | Refusal:
         """Ask an actor, as the header ``Restart-Wait`` says. Raises its faults, which are in the error table."""
-        deadline_s, sent = self.deps.settings.ask_deadline_s, self.request.sent[b"restart-wait"]
+        deadline_s, sent = self.deps.settings.ask_deadline_s, self.request.sent.get(b"restart-wait")
         deadline_s, while_down = read_restart_wait(sent, deadline_s) if sent else (deadline_s, "queue")
         reply = await ref.ask(command, deadline_s=deadline_s, while_down=while_down)
         self.request.had_effect |= not isinstance(reply, Refusal | Replayed)
@@ -556,7 +558,7 @@ class Call:
 
     def idempotency_keys(self) -> list[str]:
         """Return the values of the header ``Idempotency-Key``, of which there should be at most one."""
-        return self.request.sent[b"idempotency-key"]
+        return self.request.sent.get(b"idempotency-key", [])
 
     def take_reply(self, reply: T | Replayed[T] | Refusal) -> T | Refusal:
         """Return a reply to this request's Idempotency-Key, and note if it is that to an earlier request."""

@@ -179,9 +179,9 @@ def place_of_request(request: HoldfastRequest, path: Mapping[str, str], route: R
 def _bearer_of(request: HoldfastRequest, route: Route | ServedPage) -> list[str]:
     """Return the headers with a request's credential, as one would have that of a page's cookie."""
     if isinstance(route, ServedPage):
-        found = _SESSION.search(";".join(request.sent[b"cookie"])) if route.needs_session else None
+        found = _SESSION.search(";".join(request.sent.get(b"cookie", []))) if route.needs_session else None
         return [] if found is None else [f"Bearer {found[0]}"]
-    return request.sent[b"authorization"] if route.auth in BY_BEARER else []
+    return request.sent.get(b"authorization", []) if route.auth in BY_BEARER else []
 
 
 async def serve_in_cells(
@@ -286,7 +286,7 @@ async def forward(deps: Dependencies, request: HoldfastRequest, cell: Cell, hop:
         return _UNKNOWN
     content = _parts(request) if _is_sent_once(request) else request.kept_body
     # The connection may have been closed while it was kept for the next request.
-    tries = 2 if content is request.kept_body and (request.method in _READING or request.sent[_KEY]) else 1
+    tries = 2 if content is request.kept_body and (request.method in _READING or request.sent.get(_KEY)) else 1
     answer = await _send(
         deps,
         cell,
@@ -403,7 +403,7 @@ async def _ask_in_turn(
 
 def _is_sent_once(request: HoldfastRequest) -> bool:
     """Whether a request has a body that is sent on as it is read."""
-    return request.kept_body is None and bool(request.content_length or request.sent[b"transfer-encoding"])
+    return request.kept_body is None and bool(request.content_length or request.sent.get(b"transfer-encoding"))
 
 
 async def _has_account(deps: Dependencies, cell: Cell, hop: Hop, bearer: str) -> bool:
@@ -521,7 +521,7 @@ def _hop_of(deps: Dependencies, request: HoldfastRequest) -> int | None:
     None if its signature is not valid: as a client's own, a request could go between two cells without end.
     """
     assert deps.cells is not None
-    sent, own = ",".join(request.sent[_MARK]), deps.cells.own
+    sent, own = ",".join(request.sent.get(_MARK, [])), deps.cells.own
     method, target = request.method, _target(request)
     if not sent:
         return 0

@@ -17,7 +17,6 @@ Any ASGI server on trio can serve the application, such as hypercorn's trio work
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Final, cast
 from urllib.parse import quote
@@ -108,10 +107,10 @@ class HoldfastRequest(TrioRequest):
         )
         self.http_version = scope["http_version"]
         self.scope = scope
-        self.sent: defaultdict[bytes, list[str]] = defaultdict(list)
+        self.sent: dict[bytes, list[str]] = {}
         """The values of the headers, by their names in lower case."""
         for name, value in scope["headers"]:
-            self.sent[name].append(value.decode("latin1"))
+            self.sent.setdefault(name, []).append(value.decode("latin1"))
         self.receive = receive
 
     @property
@@ -137,7 +136,7 @@ class HoldfastRequest(TrioRequest):
     @property
     def content_length(self) -> int | None:
         """The length of the body; None for no body or one in chunks. The server has checked it."""
-        sent = self.sent[b"content-length"]
+        sent = self.sent.get(b"content-length")
         return int(sent[0]) if sent else None
 
     async def close(self) -> None:
@@ -204,7 +203,7 @@ def start_trace(request: HoldfastRequest) -> None:
     """
     request.id = new_id("req")
     request_id.set(request.id)
-    sent = request.sent[_HEADER]
+    sent = request.sent.get(_HEADER)
     continued = request.traceresponse = read_traceparent(sent) if sent else None
     request.span = None
     if continued is not None or request.path not in _UNTRACED:

@@ -81,7 +81,7 @@ NOT_MODIFIED: Final = Media(status=304, content_types=(), description="The earli
 def cacheable(call: Call, tag: str, body: Callable[[], msgspec.Struct]) -> Outcome:
     """Respond with a body that the caller may keep, and ask for again by its weak ``tag``; 304 if it has it."""
     headers = (("ETag", f'W/"{tag}"'), ("Cache-Control", "private, no-cache"))
-    if call.request.sent[b"if-none-match"] and call.request.if_none_match.contains_weak(tag):
+    if call.request.sent.get(b"if-none-match") and call.request.if_none_match.contains_weak(tag):
         return Response(b"", status=304, headers=dict(headers), content_type="application/json")
     return BodyResponse(body(), headers=headers)
 
@@ -171,13 +171,14 @@ class JsonResponse(Response):
     From werkzeug, private members used here: ``_status`` and ``_status_code`` of a response, ``_list`` of headers.
     """
 
+    _status, _status_code, timeout = "200 OK", 200, ...
+
     def __init__(self, body: msgspec.Struct, status: int | None = None) -> None:
         self.headers = Headers()
         self.headers._list.append(("Content-Type", "application/json"))
-        self._status_code = status or 200
-        self._status = str(self._status_code)
-        self.timeout = ...
         self.response = DataBody(msgspec.json.encode(body))
+        if status is not None:
+            self.status = status
 
 
 def refusal_response(refusal: Refusal, headers: dict[str, str] | None = None) -> RefusalResponse:

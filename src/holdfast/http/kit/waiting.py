@@ -61,7 +61,7 @@ def read_wait(sent: list[str], prefer: Sequence[str]) -> float | Refusal:
     Refuses with ``invalid_parameter``. A preference is never refused: it is at most :data:`WAIT_MAX_S`.
     """
     if not sent:
-        return float(min(preferred_wait_s(prefer, bare_s=WAIT_MAX_S) or 0, WAIT_MAX_S))
+        return float(min(preferred_wait_s(prefer, bare_s=WAIT_MAX_S) or 0, WAIT_MAX_S)) if prefer else 0.0
     if len(sent) > 1:
         return invalid_parameter("wait", f"was sent {len(sent)} times")
     if not _SECONDS.fullmatch(sent[0]) or float(sent[0]) > WAIT_MAX_S:

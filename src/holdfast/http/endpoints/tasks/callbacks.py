@@ -135,7 +135,7 @@ async def receive_callback(call: Call) -> Outcome:
 async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
     """Receive an update with our own signature; ``provider`` is the one named in the path, if any."""
     deps = call.deps
-    sent = call.request.sent[_SIGNATURE_HEADER]
+    sent = call.request.sent.get(_SIGNATURE_HEADER, [])
     header = sent[0] if len(sent) == 1 else ",".join(sent)
     named = key_name(header)
     if provider is not None and named is None:
@@ -250,7 +250,7 @@ async def _receive_own_format(call: Call) -> Outcome:
     if config is None:
         return refused_signature("invalid", SIGNATURE_HEADER)
     proof = PROVIDER_KINDS[config.kind].rules.webhooks
-    if proof == "signature" or (proof == "token" and call.request.sent[_SIGNATURE_HEADER]):
+    if proof == "signature" or (proof == "token" and call.request.sent.get(_SIGNATURE_HEADER)):
         return await receive_signed(call, config.name)
     read = _hosted_update(call, config) if proof == "standard" else _container_update(call, config)
     if isinstance(read, Refusal):
@@ -332,7 +332,7 @@ def _container_update(call: Call, config: ProviderConfig) -> ProviderUpdate | Re
 
 def _shows_token(call: Call, config: ProviderConfig) -> bool:
     """Whether the request's token is one of the provider's own secrets; the common secret is not accepted."""
-    given = call.request.sent[b"authorization"]
+    given = call.request.sent.get(b"authorization", [])
     scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
     matched = False
     for secret in config.own_secrets:

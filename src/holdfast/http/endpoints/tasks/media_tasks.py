@@ -69,7 +69,7 @@ class _Sent(msgspec.Struct, frozen=True):
 
 
 def _sent(call: Call) -> _Sent | Refusal:
-    wait_s = read_wait(call.query().get("wait", []), call.request.sent[b"prefer"])
+    wait_s = read_wait(call.query().get("wait", []), call.request.sent.get(b"prefer", []))
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return idempotency
@@ -122,7 +122,7 @@ async def list_tasks(call: Call) -> Outcome:
 )
 async def read_task(call: Call) -> Outcome:
     """It has ended if its status is `succeeded`, `failed` or `canceled`."""
-    wait_s = read_wait(call.query().get("wait", []), call.request.sent[b"prefer"])
+    wait_s = read_wait(call.query().get("wait", []), call.request.sent.get(b"prefer", []))
     if isinstance(wait_s, Refusal):
         return wait_s
     task = await (ended_task(call, call.path["request_id"], wait_s) if wait_s else own_task(call))
