@@ -29,7 +29,7 @@ JSON_VALUES: st.SearchStrategy[Any] = st.recursive(
     "raw",
     [
         b"", b" ", b"null", b"[]", b'"text"', b"1", b"{", b"{}{}", b"{'a': 1}", b'{"a": 1,}', b"\xff\xfe",
-        b"\xef\xbb\xbf{}",
+        b"\xef\xbb\xbf{}", b"{}\x0c", b"\xc2\xa0{}",
         b'{"a": NaN}', b'{"a": Infinity}', b'{"a": -Infinity}', b'{"a": 1e999}', b'{"a": -1e999}',
         b'{"a": 1, "a": 2}', b'{"b": {"a": 1, "\\u0061": 2}}', b'{"a": 9223372036854775808}',
         b'{"a": ' + b"9" * 5000 + b"}",

@@ -6,13 +6,14 @@ import json
 from decimal import Decimal
 from fractions import Fraction
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.ledger.catalog.catalog import load_catalog, parse_catalog
 from holdfast.ledger.catalog.models import Catalog
-from holdfast.ledger.catalog.pricing import PricedInput, charge_for, price_micro, quote_input
+from holdfast.ledger.catalog.pricing import PricedInput, charge_for, price_input, price_micro, quote_input
 from holdfast.ledger.catalog.terms import Rate, Terms, Units
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.media.kinds import kind_rules
@@ -68,6 +69,21 @@ def test_a_request_costs_one_unit() -> None:
     terms = terms_of(catalog_of('mode = "per_request", unit_price = "0.5"'), {"text": "anything"})
     assert amounts(terms) == (500_000,) * 3
     assert (terms.exact, terms.basis) == (True, "per_request: 1 x 0.5")
+
+
+def test_inputs_of_equal_units_differ_in_their_hash_alone() -> None:
+    catalog = catalog_of('mode = "per_request", unit_price = "0.5"')
+    one, other = (terms_of(catalog, {"text": text}) for text in ("one", "other"))
+    assert one.input_hash != other.input_hash
+    assert one == msgspec.structs.replace(other, input_hash=one.input_hash)
+
+
+def test_terms_are_those_of_the_model_that_is_priced_and_its_catalog() -> None:
+    cheap, dear = (catalog_of(f'mode = "per_request", unit_price = "{price}"') for price in ("0.5", "1"))
+    priced = [price_input(each.models["m"], name, {}) for each in (cheap, dear) for name in ("1st", "2nd")]
+    terms = [each.terms for each in priced if isinstance(each, PricedInput)]
+    found = [(each.catalog_version, each.hold_micro) for each in terms]
+    assert found == [("1st", 500_000), ("2nd", 500_000), ("1st", 1_000_000), ("2nd", 1_000_000)]
 
 
 @pytest.mark.parametrize(("given_input", "units"), [({}, 1), ({"n": 3}, 3), ({"n": 3.0}, 3)])
