@@ -323,7 +323,14 @@ def test_secrets_are_no_arguments_and_are_estimated_once(tmp_path: Path, monkeyp
     assert (tmp_path / "python.input").read_text() == f'["{secret}"]'
 
 
-def test_a_secret_with_blanks_inside_is_refused(development: dict[str, str]) -> None:
+def test_a_secret_of_other_characters_is_refused(
+    development: dict[str, str], production: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As os.environ has a byte that is not UTF-8; the process that estimates reads in this encoding.
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    assert faults({**production, "HOLDFAST_OPERATOR_TOKEN": "op-Zq3vN8xKfT2mWc7RbY5hJd9LsA4eGu€\udcff"}) == (
+        "HOLDFAST_OPERATOR_TOKEN must be printable ASCII without blanks",
+    )
     assert faults({**development, "HOLDFAST_OPERATOR_TOKEN": "two words"}) == (
         "HOLDFAST_OPERATOR_TOKEN must be printable ASCII without blanks",
     )
