@@ -464,12 +464,14 @@ async def list_of_account(
     position: Callable[[E], Position],
     *,
     file: CsvFile[E] | None = None,
-    newest: Callable[[int], Find[str, Sequence[E | UnreadableEntry]]] | None = None,
+    newest: Callable[[int], Find[str, Callable[[], Sequence[E | UnreadableEntry]]]] | None = None,
 ) -> Outcome:
     """Return a page of a list of the caller's account, or with ``format=csv`` the ``file``, if the list has one.
 
     ``entries`` reads, ``body`` renders an entry, ``position`` returns its position. ``newest`` finds the first so
-    many entries of an account, for first pages of the usual size: they are looked up together with the credential.
+    many entries of an account and returns what decodes them, for first pages of the usual size: they are looked up
+    together with the credential.
+
     Refuses, before a file starts: 1. ``invalid_parameter``; 2. as the credential is refused; 3. ``invalid_cursor``.
     """
     window = read_window(call)
@@ -480,7 +482,7 @@ async def list_of_account(
         if isinstance(found, Refusal):
             return found
         assert call.request.caller is not None
-        page = cut_page(found or [], window.limit, position)
+        page = cut_page(found() if found else [], window.limit, position)
         return _list_body(call, window, call.request.caller, page, body)
     account_id = await call.verify_caller()
     if isinstance(account_id, Refusal):
