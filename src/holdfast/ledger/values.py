@@ -72,6 +72,7 @@ Now = Callable[[], datetime]
 
 _encode: Final = msgspec.json.Encoder().encode
 _SECOND: Final = slice(1, len('"2026-11-20T18:40:00'))
+_MILLISECOND: Final = slice(1, len('"2026-11-20T18:40:00.123'))
 
 
 def utc_now() -> datetime:
@@ -85,7 +86,8 @@ def format_time(at: datetime) -> str:
     if at.tzinfo is not UTC:
         at = at.astimezone(UTC)
     # Formatted by msgspec, in a fifth of the time that datetime's own formats take: a list has a hundred times.
-    return f"{str(_encode(at)[_SECOND], 'ascii')}.{at.microsecond // 1000:03}Z"
+    text = _encode(at).decode()
+    return text[_MILLISECOND] + "Z" if at.microsecond else text[_SECOND] + ".000Z"
 
 
 def time_or_none(at: datetime | None) -> str | None:

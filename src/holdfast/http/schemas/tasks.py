@@ -157,9 +157,9 @@ def task_body(
         TaskBody,
         deps.urls,
         task,
+        progress,
         now=now or deps.now(),
         for_operators=for_operators,
-        provider_progress=progress,
     )
 
 

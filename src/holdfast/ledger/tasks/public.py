@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import lru_cache
 from typing import TypeVar
 
 import msgspec
@@ -164,46 +165,50 @@ class TaskEvent(msgspec.Struct, frozen=True):
 
 
 def public_task(
-    shape: type[P], urls: PublicUrls, task: Task, *, now: datetime, for_operators: bool = False, **more: object
+    shape: type[P], urls: PublicUrls, task: Task, *more: object, now: datetime, for_operators: bool = False
 ) -> P:
-    """Render a task as a ``shape``, which has the fields ``more``, its links signed as of ``now``."""
+    """Render a task as a ``shape``, whose last fields are ``more``, its links signed as of ``now``."""
     request, state = task.request, task.state
     review, hosting = state.review, state.hosting
     output = public_output(urls, task, now=now, for_operators=for_operators)
     created_at = format_time(task.created_at)
+    # The fields by their positions, which takes a third of the time: a list has many tasks.
     return shape(
-        request_id=task.request_id,
-        quote_id=request.quote_id,
-        status=task.status,
-        model=task.model,
-        api_key_id=request.api_key_id,
-        created_at=created_at,
-        updated_at=created_at if task.updated_at == task.created_at else format_time(task.updated_at),
-        completed_at=time_or_none(state.completed_at),
-        canceled_at=time_or_none(state.canceled_at),
-        deadline_at=time_or_none(task.deadline_at),
-        retry_of=request.retry_of,
-        estimated_cost=EstimatedCost(
-            credits=format_amount(request.terms.estimate_micro), basis=request.terms.basis
+        task.request_id,
+        request.quote_id,
+        task.status,
+        task.model,
+        request.api_key_id,
+        created_at,
+        created_at if task.updated_at == task.created_at else format_time(task.updated_at),
+        time_or_none(state.completed_at),
+        time_or_none(state.canceled_at),
+        time_or_none(task.deadline_at),
+        request.retry_of,
+        _estimated_cost(request.terms.estimate_micro, request.terms.basis),
+        _usage(task),
+        output,
+        HostingBody(
+            hosting.status,
+            hosting.mode,
+            hosting.source,
+            _has_final_urls(task, output),
+            hosting.assets_ready_event,
+            hosting.error,
         ),
-        usage=_usage(task),
-        output=output,
-        hosting=HostingBody(
-            status=hosting.status,
-            mode=hosting.mode,
-            source=hosting.source,
-            final_url_ready=_has_final_urls(task, output),
-            assets_ready_event=hosting.assets_ready_event,
-            error=hosting.error,
-        ),
-        review_case_id=review.case_id if review else None,
-        review_reason=review.reason if review else None,
-        review_hold_decision=review.decision if review else None,
-        error=state.error,
-        metadata=request.metadata,
-        urls=task_urls(urls, task.request_id),
-        **more,
+        review.case_id if review else None,
+        review.reason if review else None,
+        review.decision if review else None,
+        state.error,
+        request.metadata,
+        task_urls(urls, task.request_id),
+        *more,
     )
+
+
+@lru_cache(maxsize=1_000)
+def _estimated_cost(estimate_micro: int, basis: str) -> EstimatedCost:
+    return EstimatedCost(credits=format_amount(estimate_micro), basis=basis)
 
 
 def public_output(urls: PublicUrls, task: Task, *, now: datetime, for_operators: bool = False) -> list[OutputBody]:
