@@ -194,7 +194,7 @@ class TaskState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     canceled_at: datetime | None = None
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class Task(msgspec.Struct, frozen=True):
     """A task at one version. ``wake_at`` is when its next timer is due; None exactly if it has ended."""
 
     account_id: str

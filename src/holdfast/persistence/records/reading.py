@@ -38,6 +38,8 @@ _ORDER_REQUEST = msgspec.json.Decoder(OrderRequest)
 _ORDER_STATE = msgspec.json.Decoder(OrderState)
 decode_top_up = msgspec.json.Decoder(AutoTopUp).decode
 """Decodes what :data:`TOP_UP_STATE` selects."""
+_OF_TASK_ALONE = Task.__struct_fields__.index("request")
+"""The columns before this one are values of a task as they are."""
 _TASK_REQUEST = msgspec.json.Decoder(TaskRequest)
 _INPUT = msgspec.json.Decoder(dict[str, object])
 _TASK_STATE = msgspec.json.Decoder(TaskState)
@@ -69,13 +71,11 @@ def top_up_of(state: str, account_id: str) -> AutoTopUp:
 
 def task_of(row: Any) -> Task:
     """Return the task of a row of :data:`TASK` or :data:`TASK_WITH_INPUT`."""
-    columns = row._asdict()
-    request = _TASK_REQUEST.decode(columns["request"])
-    if "input" in columns:
-        request = msgspec.structs.replace(request, input=_INPUT.decode(columns.pop("input")))
-    columns["request"] = request
-    columns["state"] = _TASK_STATE.decode(columns["state"])
-    return Task(**columns)
+    request = _TASK_REQUEST.decode(row.request)
+    if "input" in row._fields:
+        request = msgspec.structs.replace(request, input=_INPUT.decode(row.input))
+    columns = (*row[:_OF_TASK_ALONE], request, _TASK_STATE.decode(row.state))
+    return Task(*columns)
 
 
 def usage_entry_of(row: Any) -> UsageEntry:
