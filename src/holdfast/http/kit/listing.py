@@ -247,20 +247,18 @@ def read_window(call: Call, *, zone: tzinfo = UTC) -> Window | Refusal:
     A date is midnight in ``zone``. A filter whose schema has an ``enum`` accepts its values only. Refuses with
     ``invalid_parameter`` or ``missing_parameter``, naming the key.
     """
-    route, query, values = call.route, call.query(), dict[str, str]()
+    route, query = call.route, call.query()
     assert isinstance(route, Declaration)
+    for name, sent in query.items():
+        if len(sent) > 1:
+            return invalid_parameter(name, f"was sent {len(sent)} times")
+    values = {name: sent[0] for name, sent in query.items()}
     filters = [
         (name, each)
         for each in route.parameters
         if each.location == "query" and each.name not in _NO_FILTERS
         for name in (filter(each.is_sent_as, query) if each.has_keys else [each.name])
     ]
-    for name in (*_NO_FILTERS, *(name for name, _ in filters)):
-        sent = query.get(name, ())
-        if len(sent) > 1:
-            return invalid_parameter(name, f"was sent {len(sent)} times")
-        if sent:
-            values[name] = sent[0]
     limit_text = values.get("limit", str(LIMIT_DEFAULT))
     if not _LIMIT.fullmatch(limit_text) or not 1 <= int(limit_text) <= LIMIT_MAX:
         return invalid_parameter("limit", f"must be a whole number from 1 to {LIMIT_MAX}", limit_text)
