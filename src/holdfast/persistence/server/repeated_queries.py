@@ -36,7 +36,7 @@ class RepeatedQuery:
 
         Raises as SQLAlchemy's execution on an engine of ours does.
         """
-        cursor = driver_of(connection).cursor(row_factory=namedtuple_row)
+        cursor = driver_of(connection).cursor(row_factory=namedtuple_row, binary=True)
         try:
             return cursor.execute(self.sql, parameters).fetchall()
         except psycopg.Error as exc:
