@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable
 from contextlib import AsyncExitStack, ExitStack
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 import pytest
@@ -16,8 +16,10 @@ from tests.event_streams import Event, StreamReader, reading
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.http.endpoints.tasks import following as account_following
+from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.fair_shares import READS_PER_CALLER_MAX
 from holdfast.http.kit.waiting_calls import Wait, WaitingCalls
+from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.http.services import following
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import OutputItem, Task, TaskRequest
@@ -437,6 +439,38 @@ async def test_the_stream_of_an_account_reads_only_what_notices_lack(api: Api, m
             assert account is not None
             assert (task.data["status"], account.data["available_balance"]) == (status, available)
             assert (api.rows.reads > reads) == (status == "queued")
+        mock_clock.rate = 100.0  # the server stops in its own time
+
+
+@pytest.mark.parametrize(("is_ended", "made"), [(False, 1), (True, 2)])
+async def test_streams_of_an_account_share_events_without_links(
+    api: Api, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch, *, is_ended: bool, made: int
+) -> None:
+    calls: list[str] = []
+
+    def counted(deps: Dependencies, task: Task, *, now: datetime) -> TaskBody:
+        calls.append(task.request_id)
+        return task_body(deps, task, now=now)
+
+    monkeypatch.setattr(account_following, "task_body", counted)
+    task = progressed(api.task(ID), 2, "succeeded" if is_ended else "processing")
+    if is_ended:
+        output = OutputItem(index=0, asset_id="asset_" + "1" * 32, content_type="image/png")
+        task = msgspec.structs.replace(task, state=msgspec.structs.replace(task.state, output=(output,)))
+    async with AsyncExitStack() as opened, api.serving() as base:
+        streams = [
+            await opened.enter_async_context(reading(base, api.session, path="/v2/control/stream"))
+            for _ in range(2)
+        ]
+        for stream in streams:
+            assert await next_batch(stream) == ["account"]
+        await wait_all_tasks_blocked()
+        mock_clock.jump(account_following.ACCOUNT_PAUSE_S)
+        await wait_all_tasks_blocked()
+        api.deps.following.changes.commit([Unit(rows=(TaskChangedRow(task, "proc_1"),))], trio.current_time())
+        shown = [await stream.next() for stream in streams]
+        assert [event.data["status"] for event in shown if event is not None] == [task.status] * 2
+        assert calls == [ID] * made
         mock_clock.rate = 100.0  # the server stops in its own time
 
 

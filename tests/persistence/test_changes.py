@@ -18,6 +18,7 @@ from holdfast.persistence.journal.changes import (
     Change,
     Changes,
     Extent,
+    Kept,
     Watch,
 )
 from holdfast.persistence.journal.units import Unit
@@ -97,7 +98,7 @@ async def test_what_was_committed_after_the_last_read_needs_none(mock_clock: Moc
             head, TaskChangedRow(TASK, "proc_1", has_new_usage=True), TaskChangedRow(second, "proc_1"), begun_at=0
         )
         assert second.request.input
-        assert account.take() == ({ADA: head, TASK.request_id: small_of(second)}, False)
+        assert account.take() == ({ADA: Kept(head), TASK.request_id: kept_of(second)}, False)
         assert task.take() == ({TASK.request_id: None}, False)
 
         # A read that ends now may have seen the next commit of what was noted before, and of what began before.
@@ -107,7 +108,7 @@ async def test_what_was_committed_after_the_last_read_needs_none(mock_clock: Moc
         commit(last, begun_at=5)
         assert account.take() == ({ADA: None, TASK.request_id: None}, False)
         commit(last, begun_at=6)
-        assert account.take() == ({TASK.request_id: small_of(third)}, False)
+        assert account.take() == ({TASK.request_id: kept_of(third)}, False)
 
         # Another member's commit may be the later one, whichever notice comes first.
         for first in (True, False):
@@ -123,9 +124,9 @@ async def test_what_was_committed_after_the_last_read_needs_none(mock_clock: Moc
         assert account.take() == ({ADA: None}, False)
 
 
-def small_of(task: Task) -> Task:
-    """Return a task as a watch keeps it."""
-    return msgspec.structs.replace(task, request=task.request.without_input)
+def kept_of(task: Task) -> Kept:
+    """Return what a watch keeps of a task."""
+    return Kept(msgspec.structs.replace(task, request=task.request.without_input))
 
 
 def test_a_watch_keeps_little_of_what_was_committed() -> None:
@@ -136,7 +137,7 @@ def test_a_watch_keeps_little_of_what_was_committed() -> None:
         assert watch.take() == ({TASK.request_id: None}, False)
         many = [msgspec.structs.replace(TASK, request_id=f"task_{number}") for number in range(VALUES_MAX + 2)]
         changes.commit([unit_of(*map(NewTaskRow, many))], 0.0)
-        assert list(watch.take()[0].values()) == [*map(small_of, many[:-2]), None, None]
+        assert list(watch.take()[0].values()) == [*map(kept_of, many[:-2]), None, None]
 
 
 def test_a_slow_watch_keeps_a_bounded_number_of_names() -> None:

@@ -37,6 +37,14 @@ Value: TypeAlias = AccountHead | Order | Task
 """What was committed of a row; a task without its input."""
 
 
+class Kept(msgspec.Struct):
+    """What the watches of an account keep of a row, all of them the same."""
+
+    value: Value
+    event: bytes | None = None
+    """The event that one stream has sent of it, if the others may send the same."""
+
+
 class Extent(IntEnum):
     """What of a row was changed: anything, a task's status, or that to the last one it has."""
 
@@ -66,15 +74,15 @@ _CHANGE_OF: Final[dict[type, Callable[[Any], tuple[Change, Value]]]] = {
 }
 
 
-def _kept(value: Value) -> Value | None:
-    """Return what a watch keeps of a row: not the input of a task, and nothing of a large one."""
+def _kept(value: Value) -> Kept | None:
+    """Return what watches keep of a row: not the input of a task, and nothing of a large one."""
     if not isinstance(value, Task):
-        return value
+        return Kept(value)
     state = value.state
     parts = (value.request.metadata, state.progress, state.output, state.hosting.wanted, state.hosting.lost)
     if sum(map(len, parts)) > PARTS_MAX:
         return None
-    return msgspec.structs.replace(value, request=value.request.without_input)
+    return Kept(msgspec.structs.replace(value, request=value.request.without_input))
 
 
 class Watch:
@@ -84,7 +92,7 @@ class Watch:
         self._changes = changes
         self._values_max = values_max
         self._woken = trio.Event()
-        self._rows: dict[str, Value | None] = {}
+        self._rows: dict[str, Kept | None] = {}
         self._read_at = -math.inf
         self._missed = False
         self._noted = 0
@@ -102,25 +110,26 @@ class Watch:
         self._is_ended = True
         self.note(None)
 
-    def note(self, row_id: str | None, extent: Extent = Extent.END, value: Value | None = None) -> None:
+    def note(self, row_id: str | None, extent: Extent = Extent.END, kept: Kept | None = None) -> None:
         """Note that a row was changed, and perhaps what was committed of it; None: any may have been."""
         if row_id is None:
             self._missed = True
         elif row_id in self._rows:
             # One that was named without its value must be read: the two may have come out of order.
-            self._rows[row_id] = value if self._rows[row_id] is not None else None
+            self._rows[row_id] = kept if self._rows[row_id] is not None else None
         elif len(self._rows) >= NAMED_MAX:
             self._missed = True
         else:
-            self._rows[row_id] = value if len(self._rows) < self._values_max else None
-        self._noted = max(self._noted, extent)
-        if self._noted >= self._awaited:
-            self._woken.set()
+            self._rows[row_id] = kept if len(self._rows) < self._values_max else None
+        if extent > self._noted:
+            self._noted = extent
+            if extent >= self._awaited:
+                self._woken.set()
 
     @property
     def must_read(self) -> bool:
         """Whether something has to be read: a row that was changed, or without any change what may have been."""
-        return self._missed or not self._rows or any(value is None for value in self._rows.values())
+        return self._missed or not self._rows or any(kept is None for kept in self._rows.values())
 
     def takes_value(self, begun_at: float) -> bool:
         """Whether what a commit that began then has written is newer than all that was read."""
@@ -147,7 +156,7 @@ class Watch:
         if waiting.cancelled_caught and reads_again:
             self._missed = True
 
-    def take(self) -> tuple[dict[str, Value | None], bool]:
+    def take(self) -> tuple[dict[str, Kept | None], bool]:
         """Return the rows that were changed, None for one that must be read; and whether others may have been."""
         taken = self._rows, self._missed
         self._rows = {}
@@ -220,9 +229,9 @@ class Changes:
                 watches = self._watches.get(watched_id)
                 if watches is None:
                     continue
-                value = None if row_id not in values else _kept(values[row_id])
+                kept = None if row_id not in values else _kept(values[row_id])
                 for watch in watches:
-                    watch.note(row_id, extent, value if watch.takes_value(begun_at) else None)
+                    watch.note(row_id, extent, kept if watch.takes_value(begun_at) else None)
 
     def note_missed(self) -> None:
         """Wake all who wait: a notice for any of them may have been missed."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import datetime
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 import trio
@@ -38,8 +39,8 @@ from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
-from holdfast.persistence.journal.changes import VALUES_MAX, Value, Watch
-from holdfast.persistence.queries.following import ROWS_AT_ONCE, Asked, Changed, Rows, find_changed, find_rows
+from holdfast.persistence.journal.changes import VALUES_MAX, Kept, Value, Watch
+from holdfast.persistence.queries.following import ROWS_AT_ONCE, Asked, find_changed, find_rows
 from holdfast.persistence.records.rows import AccountHead
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -57,6 +58,12 @@ class Unreadable(msgspec.Struct, frozen=True):
     """A task or order that was changed and cannot be read now."""
 
     id: str
+
+
+_Row: TypeAlias = Task | Order | UnreadableRow | Kept
+_Rows: TypeAlias = Mapping[str, tuple[str, _Row]]
+_Changed: TypeAlias = tuple[int, AccountTotals, list[str], _Rows]
+"""As :class:`~holdfast.persistence.queries.following.Changed`, its rows read or kept."""
 
 
 @route(
@@ -135,7 +142,8 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
     sent: AccountBody | None = None
     position, missed = after, True
     number, totals = 0, AccountTotals(account_id, 0, 0)
-    noted: Mapping[str, Value | None] = {}
+    noted: Mapping[str, Kept | None] = {}
+    rows: _Rows
     yield b"retry: %d\n\n" % RETRY_MS
     while True:
         try:
@@ -176,7 +184,7 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
         noted, missed = await _next_notices(watch, until=min(clock.check_at, clock.ends_at))
 
 
-async def _next_notices(watch: Watch, until: float) -> tuple[dict[str, Value | None], bool]:
+async def _next_notices(watch: Watch, until: float) -> tuple[dict[str, Kept | None], bool]:
     await trio.sleep(ACCOUNT_PAUSE_S)
     await watch.wait(until)
     if watch.must_read:
@@ -184,7 +192,7 @@ async def _next_notices(watch: Watch, until: float) -> tuple[dict[str, Value | N
     return watch.take()
 
 
-async def _read_changed(following: Following, asked: Asked, watch: Watch) -> Changed | None:
+async def _read_changed(following: Following, asked: Asked, watch: Watch) -> _Changed | None:
     lookup = Lookup(find_changed, asked)
     await following.stream_shares.run(asked.account_id, partial(following.stream_lookups.run, lookup))
     watch.note_read()
@@ -192,29 +200,36 @@ async def _read_changed(following: Following, asked: Asked, watch: Watch) -> Cha
 
 
 def _committed(
-    account_id: str, noted: Mapping[str, Value | None], number: int, totals: AccountTotals
-) -> Changed | None:
+    account_id: str, noted: Mapping[str, Kept | None], number: int, totals: AccountTotals
+) -> _Changed | None:
     """Return what was committed since the account was as given; None if any of it, or all, has to be read."""
-    rows: dict[str, tuple[str, Task | Order]] = {}
-    for row_id, value in noted.items():
-        if value is None:
+    rows: dict[str, tuple[str, _Row]] = {}
+    for row_id, kept in noted.items():
+        if kept is None:
             return None
-        if isinstance(value, AccountHead):
-            number, totals = value.operation_count, AccountTotals(account_id, value.balance_micro, value.held_micro)
+        if isinstance(head := kept.value, AccountHead):
+            number, totals = head.operation_count, AccountTotals(account_id, head.balance_micro, head.held_micro)
         else:
-            rows[row_id] = account_id, value
-    return Changed(number, totals, list(rows), rows) if noted else None
+            rows[row_id] = account_id, kept
+    return (number, totals, list(rows), rows) if noted else None
 
 
-def _row_events(call: Call, account_id: str, row_ids: Sequence[str], rows: Rows) -> bytes:
+def _row_events(call: Call, account_id: str, row_ids: Sequence[str], rows: _Rows) -> bytes:
     found = [(row_id, *rows.get(row_id, (None, None))) for row_id in row_ids]
-    return b"".join(_row_event(call, row_id, row) for row_id, owner, row in found if owner == account_id)
+    now = call.deps.now()
+    return b"".join(_row_event(call, row_id, row, now) for row_id, owner, row in found if owner == account_id)
 
 
-def _row_event(call: Call, row_id: str, row: Task | Order | UnreadableRow | None) -> bytes:
+def _row_event(call: Call, row_id: str, row: _Row | Value | None, now: datetime) -> bytes:
     match row:
+        case Kept(value):
+            made = row.event or _row_event(call, row_id, value, now)
+            # Links to results work for a time only, so each stream signs its own.
+            if not (isinstance(value, Task) and value.state.output):
+                row.event = made
+            return made
         case Task():
-            return event("task", task_body(call.deps, row))
+            return event("task", task_body(call.deps, row, now=now))
         case Order():
             return event("order", payment_order_body(row))
         case _:
