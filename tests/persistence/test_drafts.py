@@ -332,6 +332,10 @@ def test_the_writer_finds_every_row_by_its_whole_key(database_url: str, rows: ps
         **{f"lock {kind}": sql for kind, sql in _LOCK.items()},
         "probe": _PROBE,
         **{f"{each.sql.split()[0]} {each.table.name} {each.kind.__name__}": each.sql for each in STATEMENTS},
+        **{
+            f"lone {each.lone_sql.split()[0]} {each.table.name} {each.kind.__name__}": each.lone_sql
+            for each in STATEMENTS
+        },
     }
     plans = {}
     with closing(Database(database_url).connect_writer()) as connection:
@@ -350,6 +354,8 @@ def test_the_writer_finds_every_row_by_its_whole_key(database_url: str, rows: ps
     assert "(ts = v.ts) AND (request_id = v.request_id)" in plans["update usage_entries TaskChangedRow"]
     assert "(hold_id = v.hold_id)" in plans["update holds Operation"]
     assert "pk_accounts" in plans["update accounts AccountHead"]
+    assert "uq_tasks_request_id" in plans["lone update tasks TaskChangedRow"]
+    assert "pk_accounts" in plans["lone update accounts AccountHead"]
 
 
 def test_plans_for_few_rows_are_replaced_as_the_tables_grow(
@@ -365,7 +371,7 @@ def test_plans_for_few_rows_are_replaced_as_the_tables_grow(
     for start in range(0, 400, 50):
         assert set(writer.write([one.credit() for one in many[start : start + 50]])) == {Committed()}
     plans = _plans(writer)
-    assert len(plans) == 2
+    assert len(plans) == 3
     assert [plan for plan in plans if "Index Cond: (id = " not in plan] == []
 
 

@@ -284,7 +284,7 @@ def test_changes_of_one_row_by_different_types_write_different_columns() -> None
 def test_a_resend_without_a_condition_sends_a_null() -> None:
     [resend] = [each for each in STATEMENTS if each.kind is OutboxResendRow]
     cells = list(resend.rows_of([OutboxResendRow("acct_1", "evt_1", AT, unless_since=None)]))
-    assert resend.parameters(cells)[resend.columns.index("round_at")] == "{null}"
+    assert resend.statement(cells)[1][resend.columns.index("round_at")] == "{null}"
 
 
 @pytest.mark.parametrize("bulk_rows", [1, 10_000], ids=["copied", "not copied"])

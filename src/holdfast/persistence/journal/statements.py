@@ -5,7 +5,8 @@ them: one statement for each kind, not for each row. Where a batch has many new 
 replaces the statement: it inserts them in two thirds of the server's time.
 
 The arrays are unnested in a SELECT's list, which returns one row at a time. ``FROM unnest(…)`` stores the elements
-of each array before it returns a row, which takes the server 4 µs for each column however few the rows are.
+of each array before it returns a row, which takes the server 4 µs for each column however few the rows are. For a
+lone row the first element of each is taken instead: to set up the unnesting takes longer than to insert a row.
 
 Values are encoded by columns, as one array or as cells in COPY's text format: a batch under load has
 hundreds of rows, and a call for each value would cost more than the encoding.
@@ -34,6 +35,7 @@ from holdfast.ledger.tasks.events import public_snapshot
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.usage_totals import SPANS_S
 from holdfast.ledger.values import new_id
+from holdfast.persistence.journal.exchanges import Statement
 from holdfast.persistence.journal.units import FenceKind, Unit
 from holdfast.persistence.records import event_rows, key_rows, rows, tables
 from holdfast.persistence.records.rows import APPLIED_VERDICTS, IdempotencyProbe, TaskChangedRow
@@ -196,18 +198,20 @@ class RowStatement:
             self.rows_of = lambda values: map(read, filter(where, values))
         self._codecs = tuple(codec_of(table.c[name], is_renamed=name in renamed) for name in columns)
         named = zip(columns, self._codecs, strict=True)
-        cells = ", ".join(f"unnest(%s::{codec.pg_type}[]) as {name}" for name, codec in named)
-        self._arrays = f"(select {cells}) v"
+        arrays = [(f"%s::{codec.pg_type}[]", name) for name, codec in named]
+        self._rows = ", ".join(f"unnest({array}) as {name}" for array, name in arrays)
+        self._lone_row = ", ".join(f"({array})[1] as {name}" for array, name in arrays)
         self._primary = [column.name for column in table.primary_key]
         self._key: Callable[[Cells], Any] | None = None
-        self.sql = ""
+        self.sql = self.lone_sql = ""
         self.copy_sql: str | None = None
 
-    def parameters(self, rows: Sequence[Cells]) -> list[str | bytes]:
-        """Return one array for each column."""
+    def statement(self, rows: Sequence[Cells]) -> Statement:
+        """Return the SQL that writes these rows, and its parameters: one array for each column."""
         if self._key is not None and len(rows) > 1:
             rows = list({self._key(row): row for row in rows}.values())
-        return array_parameters(self._codecs, zip(*rows, strict=True))
+        sql = self.sql if len(rows) > 1 else self.lone_sql
+        return sql, array_parameters(self._codecs, zip(*rows, strict=True))
 
     def copy_text(self, rows: Sequence[Cells]) -> str:
         """Return the input of ``copy_sql``: one line for each row."""
@@ -246,11 +250,13 @@ class RowStatement:
         return self.using(f"delete from {self.table.name} t using {{arrays}} where {_same(self.columns)}")
 
     def using(self, sql: str, key: Sequence[str] = ()) -> RowStatement:
-        """Set the SQL, in which ``{arrays}`` stands for the table ``v`` that the arrays of a batch make.
+        """Set the SQL of several rows and of one, in which ``{arrays}`` stands for their table ``v``.
 
         Of several rows with the same ``key`` only the last is written.
         """
-        self.sql = sql.strip().format(arrays=self._arrays)
+        self.sql, self.lone_sql = (
+            sql.strip().format(arrays=f"(select {cells}) v") for cells in (self._rows, self._lone_row)
+        )
         self._key = itemgetter(*map(self.columns.index, key)) if key else None
         return self
 
@@ -505,7 +511,7 @@ class Draft(NamedTuple):
     """SQL and text of each COPY, then SQL and parameters of each statement, in the order they run."""
 
     copies: list[tuple[str, str]]
-    statements: list[tuple[str, list[str | bytes]]]
+    statements: list[Statement]
 
 
 def preconditions_of(units: Iterable[Unit]) -> Preconditions:
@@ -549,15 +555,15 @@ def draft_of(units: Iterable[Unit], watched: Collection[str] = ()) -> Draft:
         rows = list(statement.rows_of(values[statement.kind]))
         if not rows:
             continue
-        parameters = None
+        written = None
         if statement.copy_sql is None or len(rows) < BULK_ROWS:
-            parameters = statement.parameters(rows)
-        if statement.copy_sql is not None and (parameters is None or sum(map(len, parameters)) >= BULK_BYTES):
+            written = statement.statement(rows)
+        if statement.copy_sql is not None and (written is None or sum(map(len, written[1])) >= BULK_BYTES):
             copies.append((statement.copy_sql, statement.copy_text(rows)))
-        elif parameters is not None:
-            statements.append((statement.sql, parameters))
+        elif written is not None:
+            statements.append(written)
     if watched:
         changes = [each for each in values.get(TaskChangedRow, ()) if each.task.request_id in watched]
         if events := list(EVENTS_FOR_WEBHOOKS.rows_of(changes)):
-            statements.append((EVENTS_FOR_WEBHOOKS.sql, EVENTS_FOR_WEBHOOKS.parameters(events)))
+            statements.append(EVENTS_FOR_WEBHOOKS.statement(events))
     return Draft(copies, statements)
