@@ -21,7 +21,7 @@ from .service_process import Service, until_linked
 
 CUSTOMERS_EACH = 4
 DEADLINE_S = 10
-LATE_MAX = timedelta(seconds=10)
+LATE_MAX = timedelta(seconds=60)
 CAP = "1.00"
 
 
