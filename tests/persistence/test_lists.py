@@ -186,6 +186,7 @@ def test_the_newest_tasks_of_several_accounts_cost_those_of_each(rows: Connectio
     alone = [reads.cost(functools.partial(tasks_of_account, account_id=each, limit=PAGE))[0] for each in accounts]
     together, plan = reads.cost(lambda rows: newest_tasks(PAGE)(rows, accounts))
     assert "pk_tasks" in plan
+    assert "Sort" not in plan
     assert together <= sum(alone) + 10, (alone, together)
     found = newest_tasks(PAGE)(rows, accounts)
     assert [len(found[each]()) for each in accounts] == [PAGE, PAGE, 0]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, Required, TypeAlias, TypedDict, Unpack
 
 from sqlalchemy import (
@@ -86,14 +87,19 @@ def _page_of_account(entries: Select[*tuple[Any, ...]], order: Order, names: tup
 def newest_of_accounts(
     rows: Connection, entries: Select[*tuple[Any, ...]], order: Order, account_ids: Sequence[str], *, limit: int
 ) -> dict[str, Sequence[Any]]:
-    """Return the first page of each account's ``entries``, as :func:`page_of_account` does, by one query."""
+    """Return the first page of each account's ``entries``, as :func:`page_of_account` does, by one query.
+
+    The server returns the rows in order, but it need not. To have it promise that, it would sort all of them again,
+    which takes a third of the query's time for four accounts, and a tenth for one.
+    """
     found: dict[str, list[Any]] = {account_id: [] for account_id in account_ids}
     try:
         for row in _newest_of_accounts(entries, order, limit).rows(rows, {"account_ids": account_ids}):
             found[row.account_id].append(row)
     except UnreadableRow:
         return {each: page_of_account(rows, entries, order, each, limit=limit) for each in account_ids}
-    return {**found}
+    position = attrgetter(*(each.name for each in order))
+    return {account_id: sorted(listed, key=position, reverse=True) for account_id, listed in found.items()}
 
 
 @lru_cache(maxsize=PAGE_SHAPES_MAX)
@@ -103,8 +109,7 @@ def _newest_of_accounts(entries: Select[*tuple[Any, ...]], order: Order, limit: 
     of_account = entries.where(columns.account_id == asked.c.key).order_by(*(each.desc() for each in order))
     # With a limit that is a parameter the server would plan each execution.
     newest = of_account.limit(literal_column(str(limit))).lateral("newest")
-    in_order = (newest.c.account_id, *(newest.c[each.name].desc() for each in order))
-    return RepeatedQuery(select(newest).select_from(asked.join(newest, true())).order_by(*in_order))
+    return RepeatedQuery(select(newest).select_from(asked.join(newest, true())))
 
 
 def page(
