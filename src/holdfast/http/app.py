@@ -62,9 +62,10 @@ class HoldfastApp(QuartTrio):
     """The Quart application of one listener. Routing depends on path and method alone, never on the Host header.
 
     A request's route is found by :class:`Router`, and its handler is called directly. Overridden of Quart, all of
-    it here and in :mod:`holdfast.http.kit.requests`: ``handle_request``, whose request context, hooks and signals
-    add 11 to 17 % to a create's CPU (docs/decisions.md); the class of a connection, which would run three tasks for
-    each request; that of a request, which would buffer the body.
+    it here and in :mod:`holdfast.http.kit.requests` and ``responses``: ``handle_request``, whose request context,
+    hooks and signals add 11 to 17 % to a create's CPU (docs/decisions.md); the class of a connection, which would
+    run three tasks for each request; that of a request, which would buffer the body; the constructor of a JSON
+    response.
     """
 
     asgi_http_class = HoldfastConnection  # type: ignore[assignment]  # one task per request instead of three

@@ -25,13 +25,7 @@ from holdfast.actors.account.replies import replay
 from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
 from holdfast.actors.runtime.refs import AskRef
 from holdfast.http.kit import bodies
-from holdfast.http.kit.bodies import (
-    INPUT_BODY_VALUES_MAX,
-    SMALL_BODY_BYTES_MAX,
-    SMALL_VALUES_MAX,
-    JsonSize,
-    json_size,
-)
+from holdfast.http.kit.bodies import INPUT_BODY_VALUES_MAX, SMALL_BODY_BYTES_MAX, SMALL_VALUES_MAX
 from holdfast.http.kit.body_memory import UNCOUNTED_BYTES_MAX, HeldBody
 from holdfast.http.kit.client_address import client_address, origin_of
 from holdfast.http.kit.credentials import Bearer, CredentialKind, KnownKey, read_bearer, valid_key, valid_session
@@ -249,7 +243,7 @@ class Call:
         self._is_heavy = len(raw) > LIGHT_BYTES_MAX
         if self.route.raw_body_bytes_max is not None:
             return None
-        size = None if self._is_heavy else json_size(raw, LIGHT_VALUES_MAX)
+        size = None if self._is_heavy else bodies.json_size(raw, LIGHT_VALUES_MAX)
         self._is_heavy = size is None
         refusal = await self.compute(self._read_body, raw, size)
         return None if refusal is None else await self.refuse_authenticated(refusal)
@@ -282,7 +276,7 @@ class Call:
             caller = self._caller_id or f"origin:{self.origin()}"
         return await self.deps.access.threads.run(caller, partial(work, *given))
 
-    def _read_body(self, raw: bytes, size: JsonSize | None) -> Refusal | None:
+    def _read_body(self, raw: bytes, size: bodies.JsonSize | None) -> Refusal | None:
         """Read the body, whose ``size`` is known if it is light."""
         shape = self.route.body
         if not raw.strip() and (shape is None or self.route.body_optional):
