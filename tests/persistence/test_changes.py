@@ -18,7 +18,7 @@ from holdfast.persistence.journal.changes import (
     Change,
     Changes,
     Extent,
-    Kept,
+    KeptRow,
     Watch,
 )
 from holdfast.persistence.journal.units import Unit
@@ -98,7 +98,7 @@ async def test_what_was_committed_after_the_last_read_needs_none(mock_clock: Moc
             head, TaskChangedRow(TASK, "proc_1", has_new_usage=True), TaskChangedRow(second, "proc_1"), begun_at=0
         )
         assert second.request.input
-        assert account.take() == ({ADA: Kept(head), TASK.request_id: kept_of(second)}, False)
+        assert account.take() == ({ADA: KeptRow(head), TASK.request_id: kept_of(second)}, False)
         assert task.take() == ({TASK.request_id: None}, False)
 
         # A read that ends now may have seen the next commit of what was noted before, and of what began before.
@@ -124,9 +124,9 @@ async def test_what_was_committed_after_the_last_read_needs_none(mock_clock: Moc
         assert account.take() == ({ADA: None}, False)
 
 
-def kept_of(task: Task) -> Kept:
+def kept_of(task: Task) -> KeptRow:
     """Return what a watch keeps of a task."""
-    return Kept(msgspec.structs.replace(task, request=task.request.without_input))
+    return KeptRow(msgspec.structs.replace(task, request=task.request.without_input))
 
 
 def test_a_watch_keeps_little_of_what_was_committed() -> None:

@@ -37,7 +37,7 @@ Value: TypeAlias = AccountHead | Order | Task
 """What was committed of a row; a task without its input."""
 
 
-class Kept(msgspec.Struct):
+class KeptRow(msgspec.Struct):
     """What the watches of an account keep of a row, all of them the same."""
 
     value: Value
@@ -74,15 +74,15 @@ _CHANGE_OF: Final[dict[type, Callable[[Any], tuple[Change, Value]]]] = {
 }
 
 
-def _kept(value: Value) -> Kept | None:
+def _kept(value: Value) -> KeptRow | None:
     """Return what watches keep of a row: not the input of a task, and nothing of a large one."""
     if not isinstance(value, Task):
-        return Kept(value)
+        return KeptRow(value)
     state = value.state
     parts = (value.request.metadata, state.progress, state.output, state.hosting.wanted, state.hosting.lost)
     if sum(map(len, parts)) > PARTS_MAX:
         return None
-    return Kept(msgspec.structs.replace(value, request=value.request.without_input))
+    return KeptRow(msgspec.structs.replace(value, request=value.request.without_input))
 
 
 class Watch:
@@ -92,7 +92,7 @@ class Watch:
         self._changes = changes
         self._values_max = values_max
         self._woken = trio.Event()
-        self._rows: dict[str, Kept | None] = {}
+        self._rows: dict[str, KeptRow | None] = {}
         self._read_at = -math.inf
         self._missed = False
         self._noted = 0
@@ -110,7 +110,7 @@ class Watch:
         self._is_ended = True
         self.note(None)
 
-    def note(self, row_id: str | None, extent: Extent = Extent.END, kept: Kept | None = None) -> None:
+    def note(self, row_id: str | None, extent: Extent = Extent.END, kept: KeptRow | None = None) -> None:
         """Note that a row was changed, and perhaps what was committed of it; None: any may have been."""
         if row_id is None:
             self._missed = True
@@ -156,7 +156,7 @@ class Watch:
         if waiting.cancelled_caught and reads_again:
             self._missed = True
 
-    def take(self) -> tuple[dict[str, Kept | None], bool]:
+    def take(self) -> tuple[dict[str, KeptRow | None], bool]:
         """Return the rows that were changed, None for one that must be read; and whether others may have been."""
         taken = self._rows, self._missed
         self._rows = {}

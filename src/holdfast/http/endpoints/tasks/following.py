@@ -39,7 +39,7 @@ from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
-from holdfast.persistence.journal.changes import VALUES_MAX, Kept, Value, Watch
+from holdfast.persistence.journal.changes import VALUES_MAX, KeptRow, Value, Watch
 from holdfast.persistence.queries.following import ROWS_AT_ONCE, Asked, find_changed, find_rows
 from holdfast.persistence.records.rows import AccountHead
 from holdfast.persistence.records.unreadable import UnreadableRow
@@ -60,7 +60,7 @@ class Unreadable(msgspec.Struct, frozen=True):
     id: str
 
 
-_Row: TypeAlias = Task | Order | UnreadableRow | Kept
+_Row: TypeAlias = Task | Order | UnreadableRow | KeptRow
 _Rows: TypeAlias = Mapping[str, tuple[str, _Row]]
 _Changed: TypeAlias = tuple[int, AccountTotals, list[str], _Rows]
 """As :class:`~holdfast.persistence.queries.following.Changed`, its rows read or kept."""
@@ -142,7 +142,7 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
     sent: AccountBody | None = None
     position, missed = after, True
     number, totals = 0, AccountTotals(account_id, 0, 0)
-    noted: Mapping[str, Kept | None] = {}
+    noted: Mapping[str, KeptRow | None] = {}
     rows: _Rows
     yield b"retry: %d\n\n" % RETRY_MS
     while True:
@@ -184,7 +184,7 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
         noted, missed = await _next_notices(watch, until=min(clock.check_at, clock.ends_at))
 
 
-async def _next_notices(watch: Watch, until: float) -> tuple[dict[str, Kept | None], bool]:
+async def _next_notices(watch: Watch, until: float) -> tuple[dict[str, KeptRow | None], bool]:
     await trio.sleep(ACCOUNT_PAUSE_S)
     await watch.wait(until)
     if watch.must_read:
@@ -200,7 +200,7 @@ async def _read_changed(following: Following, asked: Asked, watch: Watch) -> _Ch
 
 
 def _committed(
-    account_id: str, noted: Mapping[str, Kept | None], number: int, totals: AccountTotals
+    account_id: str, noted: Mapping[str, KeptRow | None], number: int, totals: AccountTotals
 ) -> _Changed | None:
     """Return what was committed since the account was as given; None if any of it, or all, has to be read."""
     rows: dict[str, tuple[str, _Row]] = {}
@@ -222,7 +222,7 @@ def _row_events(call: Call, account_id: str, row_ids: Sequence[str], rows: _Rows
 
 def _row_event(call: Call, row_id: str, row: _Row | Value | None, now: datetime) -> bytes:
     match row:
-        case Kept(value):
+        case KeptRow(value):
             made = row.event or _row_event(call, row_id, value, now)
             # Links to results work for a time only, so each stream signs its own.
             if not (isinstance(value, Task) and value.state.output):
