@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Column, Connection, MetaData, Table, select, text
 from tests.made_requests import make_request
 
 from holdfast.ledger.catalog.catalog import load_catalog
@@ -18,7 +18,7 @@ from holdfast.ledger.catalog.pricing import quote_input
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Review, accept_task
 from holdfast.persistence.queries.orders import troubled_orders
-from holdfast.persistence.queries.paging import ScanEnd
+from holdfast.persistence.queries.paging import ScanEnd, newest_of_accounts
 from holdfast.persistence.queries.reports import reports_page
 from holdfast.persistence.queries.tasks import (
     failed_tasks,
@@ -192,6 +192,17 @@ def test_the_newest_tasks_of_several_accounts_cost_those_of_each(rows: Connectio
     assert [len(found[each]()) for each in accounts] == [PAGE, PAGE, 0]
     # Callers of the same account share what is found of it, so it is decoded again.
     assert [found[each]() for each in accounts] == [tasks_of_account(rows, each, limit=PAGE) for each in accounts]
+
+
+def test_entries_of_the_same_time_are_left_in_the_servers_order(database_url: str) -> None:
+    """It compares ids by its collation; here by the order in which an enumeration has them."""
+    entries = Table("entries", MetaData(), *map(Column, ("account_id", "at", "id")))
+    with connected(database_url) as rows:
+        rows.execute(text("create type letter as enum ('b', 'a', 'c')"))
+        rows.execute(text("create temp table entries (account_id text, at timestamptz, id letter)"))
+        rows.execute(text("insert into entries select 'acct_ada', now(), unnest(enum_range(null::letter))"))
+        pages = newest_of_accounts(rows, select(entries), (entries.c.at, entries.c.id), [ADA], limit=3)
+    assert [each.id for each in pages[ADA]] == [b"c", b"a", b"b"]
 
 
 @pytest.mark.parametrize(
