@@ -287,9 +287,15 @@ def test_a_resend_without_a_condition_sends_a_null() -> None:
     assert resend.statement(cells)[1][resend.columns.index("round_at")] == "{null}"
 
 
-@pytest.mark.parametrize("bulk_rows", [1, 10_000], ids=["copied", "not copied"])
+@pytest.mark.parametrize(
+    ("bulk_rows", "is_alone"), [(1, False), (10_000, False), (10_000, True)], ids=["copied", "not copied", "alone"]
+)
 def test_every_kind_of_row_stores_hostile_text_unchanged(
-    bulk_rows: int, writer: BatchWriter, rows: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    bulk_rows: int,
+    is_alone: bool,
+    writer: BatchWriter,
+    rows: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("holdfast.persistence.journal.statements.BULK_ROWS", bulk_rows)
     everything = [hostile_values(text, i) for i, text in enumerate(HOSTILE)]
@@ -319,7 +325,8 @@ def test_every_kind_of_row_stores_hostile_text_unchanged(
         claim = (f"acct{i}{text}", f"cpn{i}{text}", AT)
         rows.execute("insert into coupon_uses values (%s, %s, 'cpu_1', 5, %s, null)", claim)
         rows.execute("insert into sign_ins values (%s, 3, now(), '{}')", (f"gone:{i}{text}",))
-    assert all_committed(writer.write(units))
+    for batch in [[unit] for unit in units] if is_alone else [units]:
+        assert all_committed(writer.write(batch))
     for values in everything:
         found = [each for value in values if not isinstance(value, Removed) for each in written(value)]
         newest: dict[tuple[Any, ...], Any] = {}
