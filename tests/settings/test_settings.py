@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import base64
 import errno
+import json
 import random
 import re
 import stat
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -295,9 +297,13 @@ def test_random_secrets_are_strong() -> None:
     assert find_weak([*((random_secret(seed), 32) for seed in range(10)), *((each, 24) for each in hosted)]) == {}
 
 
-@pytest.mark.parametrize("program", ["is missing", "exit 1", "echo no estimates", "exec sleep 60"])
+@pytest.mark.parametrize("program", ["is missing", "cat >&2; exit 1", "echo no estimates", "exec sleep 60"])
 def test_no_secret_is_accepted_without_an_estimate(
-    program: str, production: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: str,
+    production: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     interpreter = tmp_path / "python"
     if program != "is missing":
@@ -310,6 +316,22 @@ def test_no_secret_is_accepted_without_an_estimate(
     with pytest.raises(CannotEstimate, match=r"^The strength of secrets cannot be estimated: ") as caught:
         load_settings({**production, "HOLDFAST_SERVER_KEY": secret})
     assert secret not in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+def test_the_time_for_estimates_grows_with_the_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits_s: list[float] = []
+
+    def run(command: list[str], **given: Any) -> subprocess.CompletedProcess[bytes]:
+        limits_s.append(given["timeout"])
+        return subprocess.CompletedProcess(
+            command, 0, json.dumps([[40, 0]] * len(json.loads(given["input"]))).encode()
+        )
+
+    monkeypatch.setattr(subprocess, "run", run)
+    for count in (1, 100):
+        assert find_weak((random_secret(200 + count + each), 32) for each in range(count)) == {}
+    assert limits_s == [secret_strength.ESTIMATE_S, 100 * secret_strength.ESTIMATE_S]
 
 
 def test_secrets_are_no_arguments_and_are_estimated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

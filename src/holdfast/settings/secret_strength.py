@@ -37,7 +37,7 @@ WORDS_SHARE_MAX: Final = 1 / 3
 """Words are rarely a quarter of a random secret, and about half of a phrase."""
 
 ESTIMATE_S: Final = 30.0
-"""It takes a tenth of a second on a machine that has nothing else to do."""
+"""For each secret; one takes a tenth of a second on a machine that has nothing else to do."""
 ESTIMATES_MAX: Final = 16
 """So many sets of secrets are not estimated again."""
 
@@ -109,7 +109,9 @@ def _estimate(texts: tuple[str, ...]) -> tuple[tuple[float, float], ...]:
             # ASCII alone, so that neither its locale nor a byte that is not UTF-8 matters.
             input=json.dumps(texts).encode("ascii"),
             stdout=subprocess.PIPE,
-            timeout=ESTIMATE_S,
+            # A traceback may have a part of a secret.
+            stderr=subprocess.DEVNULL,
+            timeout=ESTIMATE_S * len(texts),
             check=True,
             # A Ctrl-C at the terminal is for this process alone.
             start_new_session=True,
