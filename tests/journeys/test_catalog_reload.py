@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from decimal import Decimal
@@ -111,3 +112,20 @@ async def test_a_reload_keeps_old_terms_and_serves_new_models(
         assert await cost(ada, newcomer) == "0.50"
         assert (await ada.totals()).balance == Decimal("14.50")
     assert service.audit() == []
+
+
+async def test_a_catalog_that_cannot_be_read_to_its_end_delays_no_stop(
+    new_service: NewService, provider: QuietProvider, tmp_path: Path
+) -> None:
+    catalog = provider.write_catalog(tmp_path)
+    service = new_service(CATALOG=str(catalog))
+    service.start()
+    assert service.process is not None
+    catalog.unlink()
+    os.mkfifo(catalog)
+    service.process.send_signal(signal.SIGHUP)
+    with trio.fail_after(60):
+        # Opened once the service reads it.
+        async with await trio.open_file(catalog, "w"):
+            service.process.send_signal(signal.SIGTERM)
+            assert await trio.to_thread.run_sync(service.process.wait, 60, abandon_on_cancel=True) == 0

@@ -120,7 +120,7 @@ async def _run(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int
     if cells is not None and await _lacks_accounts(assembly.parts.database.url, cells):
         return BAD_CONFIGURATION
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_handle_signals, assembly)
+        nursery.start_soon(_handle_signals, assembly, nursery)
         nursery.start_soon(beside)
         try:
             await assembly.tree.run()
@@ -195,7 +195,7 @@ async def stop_in_order(assembly: Assembly) -> None:
     await assembly.tree.stop()
 
 
-async def _handle_signals(assembly: Assembly) -> None:
+async def _handle_signals(assembly: Assembly, nursery: trio.Nursery) -> None:
     """Stop in order at INT or TERM, immediately at a second one; reload the catalog at HUP. USR2 is a parent's."""
     tree, is_stopping = assembly.tree, False
     # A thread that waits for a database that hangs cannot be cancelled, and the loop does not end before it. Every
@@ -207,8 +207,8 @@ async def _handle_signals(assembly: Assembly) -> None:
         with trio.open_signal_receiver(*wanted) as signals:
             async for number in signals:
                 if number == signal.SIGHUP:
-                    await assembly.parts.registry.reload()
-                    assembly.parts.presence.beat_soon()
+                    # Beside this: its disk or an estimate of secrets may hang.
+                    nursery.start_soon(_reload_catalog, assembly)
                 elif number == signal.SIGUSR2:
                     log.warning("only a parent of worker processes can roll them")
                 elif not is_stopping:
@@ -223,6 +223,11 @@ async def _handle_signals(assembly: Assembly) -> None:
                         exit_timer.start()
     finally:
         exit_timer.cancel()
+
+
+async def _reload_catalog(assembly: Assembly) -> None:
+    await assembly.parts.registry.reload()
+    assembly.parts.presence.beat_soon()
 
 
 def _exit_at_once() -> None:

@@ -87,7 +87,7 @@ class ProviderRegistry:
         Tasks carry their terms. Earlier catalogs are retained while quotes of them are valid.
         """
         try:
-            catalog = await trio.to_thread.run_sync(self._read, limiter=self._reading)
+            catalog = await trio.to_thread.run_sync(self._read, abandon_on_cancel=True, limiter=self._reading)
             providers = self._create_providers(catalog, self.catalog.providers)
         except (CatalogFault, OSError) as fault:
             for line in getattr(fault, "lines", (str(fault),)):
