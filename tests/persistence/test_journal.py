@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from holdfast.persistence.journal.changes import KeptRow
 from holdfast.persistence.journal.journal import BATCH_UNITS_SHARED
 from holdfast.persistence.journal.units import Committed, NotWritten, Stale, Unit, UnitResult, Unknown
 from holdfast.persistence.journal.writer import CommitUnanswered, ConnectionLost
@@ -43,7 +44,7 @@ async def test_what_was_committed_is_noted_and_what_may_have_been_is_named(bench
         await author.has_settled(3)
         assert author.results == results
         taken = [watch.take()[0] for watch in watches]
-    assert taken == [{"acct_0": heads[0]}, {"acct_1": None}, {}]
+    assert taken == [{"acct_0": KeptRow(heads[0])}, {"acct_1": None}, {}]
 
 
 async def test_a_batch_takes_half_of_many_units(bench: JournalBench) -> None:
