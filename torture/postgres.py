@@ -6,6 +6,7 @@ Everything here blocks. Servers listen on loopback, without passwords, and are a
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pwd
 import shutil
@@ -45,10 +46,15 @@ def server_user() -> str | None:
     """Return the unprivileged user that servers run as if we are root, else None."""
     if os.geteuid() != 0:
         return None
+    # A service that starts for the first time locks this folder, too, while it creates the user.
+    folder_fd = os.open("/etc", os.O_RDONLY | os.O_CLOEXEC)
     try:
+        fcntl.flock(folder_fd, fcntl.LOCK_EX)
         pwd.getpwnam(SYSTEM_USER)
     except KeyError:
         subprocess.run(["useradd", "--system", "--no-create-home", SYSTEM_USER], check=True)
+    finally:
+        os.close(folder_fd)
     return SYSTEM_USER
 
 

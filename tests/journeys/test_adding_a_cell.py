@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import httpx2
 import pytest
 from sqlalchemy import text
-from tests.clients import Customer, code_of, loopback_client, ok
+from tests.clients import Customer, code_of, loopback_client, ok, until
 from torture.service import reserve_port
 
 from holdfast.ledger.values import place_of
@@ -83,6 +84,10 @@ async def signed_in(http: httpx2.AsyncClient, email: str) -> Customer:
     return customer
 
 
+async def _is_served(customer: Customer) -> bool:
+    return (await customer.as_session("GET", "/v2/control/account")).status_code == 200
+
+
 async def test_a_single_service_becomes_the_first_of_two_cells(pair: Pair) -> None:
     limits = {"timeout": 60}
     async with loopback_client(base_url=pair.one.url, **limits) as http:
@@ -97,6 +102,8 @@ async def test_a_single_service_becomes_the_first_of_two_cells(pair: Pair) -> No
         assert (await early.as_session("GET", "/v2/control/account")).status_code in {401, 503}
         pair.list_cells(pair.one, 1)
         pair.one.start()
+        # The second service tries the first again a second after it could not reach it.
+        await until(partial(_is_served, early))
         # A code that was sent before the list was read is of use after it.
         proof = {"email": late, "otp_id": begun["otp_id"], "otp": begun["debug_otp"]}
         late_id = ok(await at_two.post("/v2/control/auth/verify", json=proof))["account_id"]

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -276,3 +277,23 @@ def test_the_closed_folder_is_found_by_owner_group_and_others(above: Path) -> No
         os.chown(folder, uid, gid)
         folder.chmod(mode)
         assert closed_folder(folder / "x", user) == (None if is_open else folder), oct(mode)
+
+
+@as_root
+def test_two_processes_do_not_create_the_system_user_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def create(name: str) -> None:
+        other = os.open(tmp_path, os.O_RDONLY)
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(other)
+        asked.append(name)
+
+    monkeypatch.setattr(server_folders, "ACCOUNTS_FOLDER", tmp_path)
+    monkeypatch.setattr(server_folders, "_pgserver", lambda: SimpleNamespace(ensure_user_exists=create))
+    assert [server_user(), server_user()] == [SYSTEM_USER] * 2 == asked

@@ -19,6 +19,7 @@ import stat
 import subprocess
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -26,6 +27,8 @@ from typing import Final
 from holdfast.persistence.server.postmaster import EmbeddedFault
 
 SYSTEM_USER: Final = "pgserver"
+ACCOUNTS_FOLDER: Final = Path("/etc")
+"""The folder that is locked while the system user is created."""
 SYSTEM_FOLDER: Final = Path("/var/lib/holdfast-embedded")
 SOCKET_PATH_BYTES_MAX: Final = 107
 LOCK_NAME: Final = "holdfast.lock"
@@ -107,15 +110,24 @@ def server_user() -> str | None:
     if os.geteuid() != 0:
         return None
     try:
-        _pgserver().ensure_user_exists(SYSTEM_USER)
+        with _locked(ACCOUNTS_FOLDER):
+            _pgserver().ensure_user_exists(SYSTEM_USER)
     except (OSError, subprocess.CalledProcessError) as exc:
-        with contextlib.suppress(KeyError):  # another process may have just made it
-            pwd.getpwnam(SYSTEM_USER)
-            return SYSTEM_USER
         raise EmbeddedFault(
             f"Started as root, PostgreSQL needs the system user {SYSTEM_USER}, which could not be created: {exc}"
         ) from exc
     return SYSTEM_USER
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder: of two useradd at once, the later gives the user of the earlier another uid."""
+    folder_fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder_fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder_fd)
 
 
 def cluster_folder(data_dir: Path) -> Path:
