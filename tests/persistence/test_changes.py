@@ -85,6 +85,17 @@ async def test_a_wait_is_ended_by_changes_of_its_extent_only(autojump_clock: Moc
     ]  # fmt: skip
 
 
+def test_a_task_changed_twice_by_a_commit_is_noted_once_with_the_greatest_extent() -> None:
+    sent: list[Change] = []
+    changes = Changes()
+    changes.send = sent.extend
+    ended = TaskChangedRow(msgspec.structs.replace(TASK, status="succeeded"), "proc_1", has_new_usage=True)
+    hosted = TaskChangedRow(TASK, "proc_1")
+    for rows in ((ended, hosted), (hosted, ended)):
+        changes.commit([unit_of(row) for row in rows])
+    assert sent == [Change(ADA, TASK.request_id, Extent.END)] * 2
+
+
 async def test_what_was_committed_after_the_last_read_needs_none(mock_clock: MockClock) -> None:
     changes, head = Changes(), AccountHead(ADA, 7)
     second, third = (msgspec.structs.replace(TASK, version=version) for version in (2, 3))

@@ -10,14 +10,14 @@ only while a member is not connected (``is_complete`` is False then), and afterw
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.tasks.task import Task
@@ -37,7 +37,7 @@ Value: TypeAlias = AccountHead | Order | Task
 """What was committed of a row; a task without its input."""
 
 
-class KeptRow(msgspec.Struct):
+class KeptRow(msgspec.Struct, gc=False):
     """What the watches of an account keep of a row, all of them the same."""
 
     value: Value
@@ -61,16 +61,21 @@ class Change(NamedTuple):
     extent: Extent = Extent.ANYTHING
 
 
-def _change_of_task(row: TaskChangedRow) -> Change:
-    extent = Extent.END if row.task.is_terminal else Extent.STATUS if row.has_new_usage else Extent.ANYTHING
-    return Change(row.task.account_id, row.task.request_id, extent)
+_Written: TypeAlias = tuple[str, str, Extent, Value]
+"""The fields of a change, and what was committed."""
 
 
-_CHANGE_OF: Final[dict[type, Callable[[Any], tuple[Change, Value]]]] = {
-    AccountHead: lambda row: (Change(row.id, row.id), row),
-    Order: lambda row: (Change(row.account_id, row.order_id), row),
-    NewTaskRow: lambda row: (Change(row.task.account_id, row.task.request_id), row.task),
-    TaskChangedRow: lambda row: (_change_of_task(row), row.task),
+def _of_changed_task(row: TaskChangedRow) -> _Written:
+    task = row.task
+    extent = Extent.END if task.is_terminal else Extent.STATUS if row.has_new_usage else Extent.ANYTHING
+    return task.account_id, task.request_id, extent, task
+
+
+_OF_ROW: Final[dict[type, Callable[[Any], _Written]]] = {
+    AccountHead: lambda row: (row.id, row.id, Extent.ANYTHING, row),
+    Order: lambda row: (row.account_id, row.order_id, Extent.ANYTHING, row),
+    NewTaskRow: lambda row: (row.task.account_id, row.task.request_id, Extent.ANYTHING, row.task),
+    TaskChangedRow: _of_changed_task,
 }
 
 
@@ -78,11 +83,11 @@ def _kept(value: Value) -> KeptRow | None:
     """Return what watches keep of a row: not the input of a task, and nothing of a large one."""
     if not isinstance(value, Task):
         return KeptRow(value)
-    state = value.state
-    parts = (value.request.metadata, state.progress, state.output, state.hosting.wanted, state.hosting.lost)
-    if sum(map(len, parts)) > PARTS_MAX:
+    request, state = value.request, value.state
+    wanted, lost = state.hosting.wanted, state.hosting.lost
+    if len(request.metadata) + len(state.progress) + len(state.output) + len(wanted) + len(lost) > PARTS_MAX:
         return None
-    return KeptRow(msgspec.structs.replace(value, request=value.request.without_input))
+    return KeptRow(replace(value, request=request.without_input))
 
 
 class Watch:
@@ -110,17 +115,25 @@ class Watch:
         self._is_ended = True
         self.note(None)
 
-    def note(self, row_id: str | None, extent: Extent = Extent.END, kept: KeptRow | None = None) -> None:
-        """Note that a row was changed, and perhaps what was committed of it; None: any may have been."""
+    def note(
+        self,
+        row_id: str | None,
+        extent: Extent = Extent.END,
+        kept: KeptRow | None = None,
+        begun_at: float = -math.inf,
+    ) -> None:
+        """Note that a row was changed, and what a commit that began then has written; None: any may have been."""
+        rows = self._rows
         if row_id is None:
             self._missed = True
-        elif row_id in self._rows:
+        elif row_id in rows:
             # One that was named without its value must be read: the two may have come out of order.
-            self._rows[row_id] = kept if self._rows[row_id] is not None else None
-        elif len(self._rows) >= NAMED_MAX:
+            rows[row_id] = kept if begun_at > self._read_at and rows[row_id] is not None else None
+        elif len(rows) >= NAMED_MAX:
             self._missed = True
         else:
-            self._rows[row_id] = kept if len(self._rows) < self._values_max else None
+            # What was committed may be older than what was read while it was.
+            rows[row_id] = kept if begun_at > self._read_at and len(rows) < self._values_max else None
         if extent > self._noted:
             self._noted = extent
             if extent >= self._awaited:
@@ -130,10 +143,6 @@ class Watch:
     def must_read(self) -> bool:
         """Whether something has to be read: a row that was changed, or without any change what may have been."""
         return self._missed or not self._rows or any(kept is None for kept in self._rows.values())
-
-    def takes_value(self, begun_at: float) -> bool:
-        """Whether what a commit that began then has written is newer than all that was read."""
-        return self._values_max > 0 and begun_at > self._read_at
 
     def note_read(self) -> None:
         """Note that rows were read: what commits that have begun by now have written may be older."""
@@ -199,39 +208,42 @@ class Changes:
 
         ``begun_at`` is when the commit began (trio's time); it is not given if it may not have happened.
         """
-        if self.send is None and not self._watches:
+        watches, send = self._watches, self.send
+        if send is None and not watches:
             return
-        found: dict[Change, None] = {}
-        values: dict[str, Value] = {}
+        written: dict[str, _Written] = {}
         for unit in units:
             for row in unit.rows:
-                change_of = _CHANGE_OF.get(type(row))
-                if change_of is not None:
-                    change, value = change_of(row)
-                    found[change] = None
-                    values[change.row_id] = value
-        if found:
-            self.note(found, values, begun_at)
-            if self.send is not None:
-                self.send(list(found))
-
-    def note(
-        self,
-        changes: Iterable[Change],
-        values: Mapping[str, Value] = MappingProxyType({}),
-        begun_at: float = -math.inf,
-    ) -> None:
-        """Wake those who wait for any of these; ``values`` are what a commit that began then has written."""
-        if not self._watches:
-            return
-        for account_id, row_id, extent in changes:
-            for watched_id in {row_id, account_id}:
-                watches = self._watches.get(watched_id)
-                if watches is None:
+                of_row = _OF_ROW.get(type(row))
+                if of_row is None:
                     continue
-                kept = None if row_id not in values else _kept(values[row_id])
-                for watch in watches:
-                    watch.note(row_id, extent, kept if watch.takes_value(begun_at) else None)
+                account_id, row_id, extent, value = of_row(row)
+                if send is not None or account_id in watches or row_id in watches:
+                    if row_id in written:
+                        extent = max(extent, written[row_id][2])
+                    written[row_id] = account_id, row_id, extent, value
+        for account_id, row_id, extent, value in written.values():
+            self._note(account_id, row_id, extent, value, begun_at)
+        if written and send is not None:
+            send([Change(account_id, row_id, extent) for account_id, row_id, extent, _ in written.values()])
+
+    def note(self, changes: Iterable[Change]) -> None:
+        """Wake those who wait for any of these."""
+        for change in changes:
+            self._note(*change)
+
+    def _note(
+        self, account_id: str, row_id: str, extent: Extent, value: Value | None = None, begun_at: float = -math.inf
+    ) -> None:
+        watches = self._watches.get(account_id)
+        if watches is not None:
+            kept = None if value is None else _kept(value)
+            for watch in watches:
+                watch.note(row_id, extent, kept, begun_at)
+        # What waits for a task keeps nothing of it.
+        if row_id != account_id and (watches := self._watches.get(row_id)) is not None:
+            for watch in watches:
+                watch.note(row_id, extent)
 
     def note_missed(self) -> None:
         """Wake all who wait: a notice for any of them may have been missed."""
