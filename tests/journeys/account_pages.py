@@ -81,4 +81,4 @@ def open_account_pages(service: Service, browser: Browser) -> Iterator[AccountPa
     for context in pages.contexts:
         context.close()
     pages.http.close()
-    assert pages.complaints == []
+    assert pages.complaints == [], pages.complaints

@@ -82,7 +82,7 @@ def open_pages(service: Service, browser: Browser) -> Iterator[Pages]:
     for context in pages.contexts:
         context.close()
     pages.http.close()
-    assert pages.complaints == []
+    assert pages.complaints == [], pages.complaints
 
 
 def act(part: Page | Locator, label: str, reason: str, **fields: str) -> None:

@@ -85,7 +85,7 @@ async def test_a_wait_is_ended_by_changes_of_its_extent_only(autojump_clock: Moc
     ]  # fmt: skip
 
 
-def test_a_task_changed_twice_by_a_commit_is_noted_once_with_the_greatest_extent() -> None:
+def test_a_task_changed_twice_by_a_commit_is_noted_once() -> None:
     sent: list[Change] = []
     changes = Changes()
     changes.send = sent.extend
