@@ -296,4 +296,7 @@ def test_two_processes_do_not_create_the_system_user_at_once(
 
     monkeypatch.setattr(server_folders, "ACCOUNTS_FOLDER", tmp_path)
     monkeypatch.setattr(server_folders, "_pgserver", lambda: SimpleNamespace(ensure_user_exists=create))
-    assert [server_user(), server_user()] == [SYSTEM_USER] * 2 == asked
+    for name, created in (("root", []), ("missing", ["missing"])):
+        monkeypatch.setattr(server_folders, "SYSTEM_USER", name)
+        assert server_user() == name
+        assert asked == created

@@ -109,6 +109,10 @@ def server_user() -> str | None:
     """Return the unprivileged user that a root service runs the server as; None if we are not root."""
     if os.geteuid() != 0:
         return None
+    # Any user may lock that folder, so only the first start of all waits for it.
+    with contextlib.suppress(KeyError):
+        pwd.getpwnam(SYSTEM_USER)
+        return SYSTEM_USER
     try:
         with _locked(ACCOUNTS_FOLDER):
             _pgserver().ensure_user_exists(SYSTEM_USER)
