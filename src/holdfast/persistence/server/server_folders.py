@@ -109,7 +109,7 @@ def server_user() -> str | None:
     """Return the unprivileged user that a root service runs the server as; None if we are not root."""
     if os.geteuid() != 0:
         return None
-    # Any user may lock that folder, so only the first start of all waits for it.
+    # Any user may lock /etc, so a start waits for that only if there is something to create.
     with contextlib.suppress(KeyError):
         pwd.getpwnam(SYSTEM_USER)
         return SYSTEM_USER
