@@ -15,6 +15,7 @@ from tests.clients import ok, refused
 from tests.event_streams import Event, StreamReader, reading
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from holdfast.actors.account.messages import TaskAccepted
 from holdfast.http.endpoints.tasks import following as account_following
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.fair_shares import READS_PER_CALLER_MAX
@@ -26,10 +27,10 @@ from holdfast.ledger.tasks.task import OutputItem, Task, TaskRequest
 from holdfast.persistence.journal.changes import Change, Extent
 from holdfast.persistence.journal.units import Unit
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.rows import AccountHead, TaskChangedRow
+from holdfast.persistence.records.rows import AccountHead, NewTaskRow, TaskChangedRow
 
 from .api import Api
-from .identities import ACCOUNT, OTHER_ACCOUNT
+from .identities import ACCOUNT, NOW, OTHER_ACCOUNT
 from .order_stand_ins import make_order
 
 ID = "task_" + "1" * 32
@@ -471,6 +472,34 @@ async def test_streams_of_an_account_share_events_without_links(
         shown = [await stream.next() for stream in streams]
         assert [event.data["status"] for event in shown if event is not None] == [task.status] * 2
         assert calls == [ID] * made
+        mock_clock.rate = 100.0  # the server stops in its own time
+
+
+@pytest.mark.parametrize(("version", "made"), [(1, 0), (2, 1)])
+async def test_streams_of_an_account_send_a_new_task_as_it_was_answered(
+    api: Api, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch, version: int, made: int
+) -> None:
+    calls: list[str] = []
+
+    def counted(deps: Dependencies, task: Task, *, now: datetime) -> TaskBody:
+        calls.append(task.request_id)
+        return task_body(deps, task, now=now)
+
+    monkeypatch.setattr(account_following, "task_body", counted)
+    api.accounts.answer = TaskAccepted(ID, "quo_" + "1" * 32, "queued", None, 12_000, "1 image", NOW)
+    body = {"model": "studio/image-1", "input": {"prompt": "a lighthouse"}}
+    async with api.serving() as base, reading(base, api.session, path="/v2/control/stream") as stream:
+        assert await next_batch(stream) == ["account"]
+        await wait_all_tasks_blocked()
+        mock_clock.jump(account_following.ACCOUNT_PAUSE_S / 2)
+        stored = msgspec.structs.replace(api.task(ID), version=version, status="processing")
+        api.deps.following.changes.commit([Unit(rows=(NewTaskRow(stored),))], trio.current_time())
+        response = await api.as_key("POST", "/v2/task/create", body)
+        mock_clock.jump(account_following.ACCOUNT_PAUSE_S)
+        shown = await stream.next()
+        assert shown is not None
+        assert (shown.data["status"], len(calls)) == ("processing" if made else "queued", made)
+        assert (shown.fields["data"] == response.text) == (not made)
         mock_clock.rate = 100.0  # the server stops in its own time
 
 

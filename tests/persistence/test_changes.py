@@ -151,6 +151,20 @@ def test_a_watch_keeps_little_of_what_was_committed() -> None:
         assert list(watch.take()[0].values()) == [*map(kept_of, many[:-2]), None, None]
 
 
+def test_what_any_watch_of_the_account_keeps_is_found() -> None:
+    changes, new = Changes(), unit_of(NewTaskRow(TASK))
+    assert changes.kept(ADA, TASK.request_id) is None
+    with changes.watch(ADA), changes.watch(ADA, values_max=1) as first, changes.watch(ADA, values_max=1) as second:
+        changes.commit([new], 0.0)
+        first.take()
+        found = changes.kept(ADA, TASK.request_id)
+        assert found is not None
+        assert found is second.take()[0][TASK.request_id]
+        assert changes.kept(ADA, TASK.request_id) is None
+        changes.commit([new])
+        assert changes.kept(ADA, TASK.request_id) is None
+
+
 def test_a_slow_watch_keeps_a_bounded_number_of_names() -> None:
     changes = Changes()
     with changes.watch(ADA) as watch:

@@ -176,7 +176,8 @@ class JsonResponse(Response):
     def __init__(self, body: msgspec.Struct, status: int | None = None) -> None:
         self.headers = Headers()
         self.headers._list.append(("Content-Type", "application/json"))
-        self.response = DataBody(msgspec.json.encode(body))
+        self.encoded = msgspec.json.encode(body)
+        self.response = DataBody(self.encoded)
         if status is not None:
             self.status = status
 

@@ -92,4 +92,9 @@ def stream_response(body: AbstractAsyncContextManager[AsyncIterator[bytes]]) -> 
 def event(kind: str, data: msgspec.Struct, event_id: int | None = None) -> bytes:
     """Return one server-sent event."""
     lines = b"" if event_id is None else b"id: %d\n" % event_id
-    return lines + b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(data))
+    return lines + encoded_event(kind, msgspec.json.encode(data))
+
+
+def encoded_event(kind: str, data: bytes) -> bytes:
+    """Return one server-sent event without an id, of JSON without line breaks."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)

@@ -42,7 +42,7 @@ class KeptRow(msgspec.Struct, gc=False):
 
     value: Value
     event: bytes | None = None
-    """The event that one stream has sent of it, if the others may send the same."""
+    """The event that streams send of it, once one of them or the response to a create has made it."""
 
 
 class Extent(IntEnum):
@@ -138,6 +138,10 @@ class Watch:
             self._noted = extent
             if extent >= self._awaited:
                 self._woken.set()
+
+    def kept(self, row_id: str) -> KeptRow | None:
+        """Return what was committed of a row and not taken yet, None if that is not kept."""
+        return self._rows.get(row_id)
 
     @property
     def must_read(self) -> bool:
@@ -244,6 +248,13 @@ class Changes:
         if row_id != account_id and (watches := self._watches.get(row_id)) is not None:
             for watch in watches:
                 watch.note(row_id, extent)
+
+    def kept(self, account_id: str, row_id: str) -> KeptRow | None:
+        """Return what a watch of the account keeps of a row, None if none does."""
+        for watch in self._watches.get(account_id, ()):
+            if (kept := watch.kept(row_id)) is not None:
+                return kept
+        return None
 
     def note_missed(self) -> None:
         """Wake all who wait: a notice for any of them may have been missed."""

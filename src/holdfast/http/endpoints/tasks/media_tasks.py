@@ -12,9 +12,9 @@ from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import API_KEY_ID, END_USER, METADATA, MODEL, PAGE, STATUS, Position, list_of_account
-from holdfast.http.kit.responses import IF_NONE_MATCH, NOT_MODIFIED, cacheable
+from holdfast.http.kit.responses import IF_NONE_MATCH, NOT_MODIFIED, JsonResponse, cacheable
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
-from holdfast.http.kit.waiting import PREFER, WAIT, read_wait
+from holdfast.http.kit.waiting import PREFER, WAIT, encoded_event, read_wait
 from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskBounds, TaskList, task_body
 from holdfast.http.services.tasks import (
     CREATE_ERRORS,
@@ -84,11 +84,21 @@ async def _created(call: Call, task: Task | Refusal, until: float | None) -> Out
         return task
     created, request_id = task_body(call.deps, task, now=task.created_at), task.request_id
     if until is None:
-        return created
+        return _response_and_event(call, task, created)
     del task  # its input may have megabytes
     call.drop_body()
     found = await end_of_created(call, request_id, until)
     return created if found is None else task_body(call.deps, found)
+
+
+def _response_and_event(call: Call, task: Task, created: TaskBody) -> Outcome:
+    """Respond with a new task. The streams of its account send the same bytes, unless it has changed since."""
+    kept = call.deps.following.changes.kept(task.account_id, task.request_id)
+    if kept is None or not isinstance(kept.value, Task) or kept.value.version != task.version:
+        return created
+    response = JsonResponse(created)
+    kept.event = encoded_event("task", response.encoded)
+    return response
 
 
 @route(
