@@ -443,17 +443,23 @@ async def test_the_stream_of_an_account_reads_only_what_notices_lack(api: Api, m
         mock_clock.rate = 100.0  # the server stops in its own time
 
 
-@pytest.mark.parametrize(("is_ended", "made"), [(False, 1), (True, 2)])
-async def test_streams_of_an_account_share_events_without_links(
-    api: Api, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch, *, is_ended: bool, made: int
-) -> None:
-    calls: list[str] = []
+@pytest.fixture
+def rendered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of the tasks that streams of accounts have rendered."""
+    ids: list[str] = []
 
     def counted(deps: Dependencies, task: Task, *, now: datetime) -> TaskBody:
-        calls.append(task.request_id)
+        ids.append(task.request_id)
         return task_body(deps, task, now=now)
 
     monkeypatch.setattr(account_following, "task_body", counted)
+    return ids
+
+
+@pytest.mark.parametrize(("is_ended", "made"), [(False, 1), (True, 2)])
+async def test_streams_of_an_account_share_events_without_links(
+    api: Api, mock_clock: MockClock, rendered: list[str], *, is_ended: bool, made: int
+) -> None:
     task = progressed(api.task(ID), 2, "succeeded" if is_ended else "processing")
     if is_ended:
         output = OutputItem(index=0, asset_id="asset_" + "1" * 32, content_type="image/png")
@@ -471,21 +477,14 @@ async def test_streams_of_an_account_share_events_without_links(
         api.deps.following.changes.commit([Unit(rows=(TaskChangedRow(task, "proc_1"),))], trio.current_time())
         shown = [await stream.next() for stream in streams]
         assert [event.data["status"] for event in shown if event is not None] == [task.status] * 2
-        assert calls == [ID] * made
+        assert rendered == [ID] * made
         mock_clock.rate = 100.0  # the server stops in its own time
 
 
 @pytest.mark.parametrize(("version", "made"), [(1, 0), (2, 1)])
 async def test_streams_of_an_account_send_a_new_task_as_it_was_answered(
-    api: Api, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch, version: int, made: int
+    api: Api, mock_clock: MockClock, rendered: list[str], *, version: int, made: int
 ) -> None:
-    calls: list[str] = []
-
-    def counted(deps: Dependencies, task: Task, *, now: datetime) -> TaskBody:
-        calls.append(task.request_id)
-        return task_body(deps, task, now=now)
-
-    monkeypatch.setattr(account_following, "task_body", counted)
     api.accounts.answer = TaskAccepted(ID, "quo_" + "1" * 32, "queued", None, 12_000, "1 image", NOW)
     body = {"model": "studio/image-1", "input": {"prompt": "a lighthouse"}}
     async with api.serving() as base, reading(base, api.session, path="/v2/control/stream") as stream:
@@ -498,7 +497,7 @@ async def test_streams_of_an_account_send_a_new_task_as_it_was_answered(
         mock_clock.jump(account_following.ACCOUNT_PAUSE_S)
         shown = await stream.next()
         assert shown is not None
-        assert (shown.data["status"], len(calls)) == ("processing" if made else "queued", made)
+        assert (shown.data["status"], len(rendered)) == ("processing" if made else "queued", made)
         assert (shown.fields["data"] == response.text) == (not made)
         mock_clock.rate = 100.0  # the server stops in its own time
 
