@@ -1,11 +1,12 @@
 """Waiting requests and streams: what creates beside them feel, and how soon a waiting client has its result.
 
-Creates are measured alone, beside requests that wait for other tasks, beside streams of other tasks, beside a
-stream of each creating account, and beside as many of one of them, in turn; the provider never responds. CPU is
-user and system time without PostgreSQL, and on a busy machine it tells more than the rate. Then each task is
-created and waited for, with a provider that ends it at once: the delay is from the time of its end, which is
-decided before the commit, to the response. With two processes the waiting request reaches either. What there
-are 0 of is left out.
+Creates are measured beside requests that wait for other tasks, beside streams of other tasks, beside a stream of
+each creating account, and beside as many of one of them, each time next to creates alone and in each round in the
+other order, so that a machine whose speed changes favours neither; the provider never responds. CPU is user and
+system time without PostgreSQL, and on a busy machine it tells more than the rate. Then each task is created and
+waited for, with a provider that ends it at once: the delay is from the time of its end, which is decided before
+the commit, to the response. With two processes the waiting request reaches either. What there are 0 of is left
+out.
 
 Run: python -m benchmarks.waits [--seconds 4] [--rounds 5] [--accounts 200] [--waiting 2000] [--streams 1000]
      [--tasks 200]
@@ -110,25 +111,30 @@ def beside(options: argparse.Namespace) -> None:
 
         of_accounts = gets("/v2/control/stream", keys)
         cases = {
-            "alone": [],
             f"{options.waiting} waiting": of_tasks("?wait=60", options.waiting),
             f"{options.streams} streams of tasks": of_tasks("/stream", options.streams),
             f"{options.accounts} streams of accounts": of_accounts,
             f"{options.accounts} streams of one account": of_accounts[:1] * options.accounts,
         }
-        cases = {title: requests for title, requests in cases.items() if requests or title == "alone"}
-        runs: dict[str, list[Run]] = {title: [] for title in cases}
+        cases = {title: requests for title, requests in cases.items() if requests}
+        pairs: dict[str, list[tuple[Run, Run]]] = {title: [] for title in cases}
         drive(side, connections=32, seconds=options.seconds)
-        for _ in range(options.rounds):
+        for number in range(options.rounds):
             for title, requests in cases.items():
-                with opened(service.port, requests):
-                    run = drive(side, connections=32, seconds=options.seconds)
-                runs[title].append(run)
-                print(f"{title}: {run.rate:,.0f}/s, p99 {run.p99_ms:.1f} ms, CPU {run.cpu_us:,.0f} us", flush=True)
-    alone = runs.pop("alone")
-    for title, found in runs.items():
-        ratios = ratios_of(list(zip(found, alone, strict=True)))
-        cpu_us = [statistics.median(run.cpu_us for run in each) for each in (found, alone)]
+                runs: list[Run] = []
+                for opens in (requests, []) if number % 2 else ([], requests):
+                    with opened(service.port, opens):
+                        runs.append(drive(side, connections=32, seconds=options.seconds))
+                run, alone = runs if number % 2 else reversed(runs)
+                pairs[title].append((run, alone))
+                print(
+                    f"beside {title}: {run.rate:,.0f}/s, p99 {run.p99_ms:.1f} ms, CPU {run.cpu_us:,.0f} us | "
+                    f"alone {alone.rate:,.0f}/s, p99 {alone.p99_ms:.1f} ms, CPU {alone.cpu_us:,.0f} us",
+                    flush=True,
+                )
+    for title, found in pairs.items():
+        ratios = ratios_of(found)
+        cpu_us = [statistics.median(run.cpu_us for run in each) for each in zip(*found, strict=True)]
         print(
             f"creates beside {title}: {ratios.rate:.3f} x the rate, {ratios.p99:.2f} x the p99, "
             f"{ratios.cpu:.3f} x the CPU ({cpu_us[0]:,.0f} us a create, alone {cpu_us[1]:,.0f} us)"
