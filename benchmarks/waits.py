@@ -121,11 +121,11 @@ def beside(options: argparse.Namespace) -> None:
         drive(side, connections=32, seconds=options.seconds)
         for number in range(options.rounds):
             for title, requests in cases.items():
-                runs: list[Run] = []
-                for opens in (requests, []) if number % 2 else ([], requests):
-                    with opened(service.port, opens):
-                        runs.append(drive(side, connections=32, seconds=options.seconds))
-                run, alone = runs if number % 2 else reversed(runs)
+                runs: dict[bool, Run] = {}
+                for is_alone in (False, True) if number % 2 else (True, False):
+                    with opened(service.port, [] if is_alone else requests):
+                        runs[is_alone] = drive(side, connections=32, seconds=options.seconds)
+                run, alone = runs[False], runs[True]
                 pairs[title].append((run, alone))
                 print(
                     f"beside {title}: {run.rate:,.0f}/s, p99 {run.p99_ms:.1f} ms, CPU {run.cpu_us:,.0f} us | "
