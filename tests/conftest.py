@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 import structlog
 import trio
+from greenlet import enable_optional_cleanup  # type: ignore[attr-defined]  # the stubs lack it
 from hypothesis import HealthCheck, settings
 from trio.testing import MockClock
 
@@ -58,6 +59,10 @@ def pytest_configure() -> None:
     os.umask(0o022)
     # A shell's background job ignores interrupts, and so would the commands that tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # After the end of a thread whose greenlets somebody still refers to, greenlet searches all objects for it, from
+    # whatever function this thread runs, and imports gc there. That fails where a function has no __import__, as
+    # the constructor of a named tuple has none, and the test that runs then fails with it.
+    enable_optional_cleanup(False)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -126,6 +126,8 @@ class Balancer:
                 self.cut_count += 1
                 if self.cut_count % 2:
                     upstream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+                # At once: by the time that a cancellation has closed it, a process may have accepted and answered.
+                upstream.socket.close()
                 nursery.cancel_scope.cancel()
 
     @asynccontextmanager
