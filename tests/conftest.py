@@ -59,7 +59,7 @@ def pytest_configure() -> None:
     os.umask(0o022)
     # A shell's background job ignores interrupts, and so would the commands that tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # After the end of a thread whose greenlets somebody still refers to, greenlet searches all objects for it, from
+    # After the end of a thread whose greenlets are still referred to, greenlet searches all objects for it, from
     # whatever function this thread runs, and imports gc there. That fails where a function has no __import__, as
     # the constructor of a named tuple has none, and the test that runs then fails with it.
     enable_optional_cleanup(False)
