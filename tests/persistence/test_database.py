@@ -28,15 +28,13 @@ from holdfast.persistence.claims.processes import Membership, beat, this_process
 from holdfast.persistence.operators.records import write_action
 from holdfast.persistence.records.credit_tables import CouponClaim, CouponRow
 from holdfast.persistence.records.operator_tables import OperatorAction
-from holdfast.persistence.server import connections
+from holdfast.persistence.server import connections, probes
 from holdfast.persistence.server.connections import (
     DEFAULT_PORT,
     BoundedConnection,
-    SilentClients,
     await_in_call,
     connect,
     in_one_transaction,
-    probe,
 )
 from holdfast.persistence.server.database import RELEASE, STEADY_S, WORK_SIZE, Database
 from holdfast.persistence.server.database_faults import (
@@ -105,8 +103,8 @@ async def test_times_are_read_in_utc(database: Database) -> None:
 
 async def test_a_read_on_a_lost_connection_is_retried_once(database: Database, database_url: str) -> None:
     await database.read(one)
-    # One that is used, and the one of the engine for work, with which it was prepared.
-    assert await trio.to_thread.run_sync(backends_ended, database_url) == 3
+    # Those of three engines, and that of the probes.
+    assert await trio.to_thread.run_sync(backends_ended, database_url) == 4
     assert await database.read(one) == 1
     assert database.gate.is_open
 
@@ -275,6 +273,34 @@ async def test_a_kept_connection_is_replaced_once_the_database_was_away(database
     kept.discard()
 
 
+async def test_probes_keep_their_connection_until_one_fails(database: Database, database_url: str) -> None:
+    def connection() -> psycopg.Connection[Any] | None:
+        return database._probe_connection.current
+
+    first = connection()
+    assert first is not None
+    # After a few executions psycopg prepares what can be prepared.
+    for _ in range(8):
+        await database.open()
+    assert connection() is first
+    database.gate.close("the machine of the primary does not answer")
+    await database.open()
+    second = connection()
+    assert first.closed
+    assert second is not None
+    with psycopg.connect(database_url) as holder:
+        holder.execute("lock table accounts in access exclusive mode")
+        second.execute("set statement_timeout = 1")
+        with pytest.raises(QueryTimedOut):
+            await database.open()
+        assert connection() is None
+    await database.open()
+    last = connection()
+    database.close()
+    assert last is not None
+    assert last.closed
+
+
 def test_the_host_that_was_connected_to_last_is_tried_first(database_url: str) -> None:
     real = conninfo_to_dict(database_url)
     with socket.socket() as silent:
@@ -417,7 +443,7 @@ async def test_the_watcher_reports_started_while_the_database_is_away() -> None:
 
 
 async def test_a_server_too_old_ends_the_watcher(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "SERVER_VERSION_MIN", 990000)
+    monkeypatch.setattr(probes, "SERVER_VERSION_MIN", 990000)
     with pytest.raises(DatabaseTooOld, match="needs 99 or newer"):
         await Database(database_url).run()
 
@@ -528,7 +554,7 @@ def frozen(postgres_url: str) -> Iterator[Callable[[], Frozen]]:
 async def test_a_frozen_server_blocks_no_caller_and_frees_its_threads(
     database_url: str, frozen: Callable[[], Frozen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "PROBE_S", 1)
+    monkeypatch.setattr(probes, "PROBE_S", 1)
     database = Database(database_url, pool_size=2, read_timeout_ms=1_000, read_deadline_s=30.0)
     async with trio.open_nursery() as nursery:
         await nursery.start(database.run)
@@ -559,7 +585,7 @@ async def test_a_frozen_server_blocks_no_caller_and_frees_its_threads(
 async def test_a_locked_table_makes_the_database_slow_until_released(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "PROBE_S", 1)
+    monkeypatch.setattr(probes, "PROBE_S", 1)
     database = Database(database_url)
 
     def look(connection: Connection) -> None:
@@ -591,6 +617,7 @@ async def test_a_server_switched_to_read_only_is_away(database_url: str) -> None
     with psycopg.connect(database_url, autocommit=True) as connection:
         name = connection.info.dbname
         connection.execute(f'alter database "{name}" set default_transaction_read_only = on')
+    await trio.to_thread.run_sync(backends_ended, database_url)
     with pytest.raises(DatabaseAway, match="read-only"):
         await database.open()
     # :meth:`Database.work` has connections of its own.
@@ -731,9 +758,9 @@ async def test_what_an_idle_process_repeats_takes_few_round_trips(
     assert (await database.renew(renew)).claimed == {"dispatcher"}
     # BEGIN and the clock, service time, the lease with members and names, COMMIT. An answer may come at once.
     assert trips.take() <= 4
-    await trio.to_thread.run_sync(probe, database.url, SilentClients(), RELEASE)
-    # The time limits; whether it takes writes, and from whom; the locks and the schema.
-    assert trips.take() == 3
+    await database.open()
+    # Whether it takes writes, and from whom; the locks and the schema.
+    assert trips.take() == 2
 
 
 async def test_a_change_in_one_transaction_is_undone_as_a_whole(database: Database) -> None:

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -14,9 +15,10 @@ import pytest
 from holdfast.ledger.values import utc_now
 from holdfast.persistence.journal.units import UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered
-from holdfast.persistence.server import connections
-from holdfast.persistence.server.connections import SilentClients, connect, probe
+from holdfast.persistence.server import connections, probes
+from holdfast.persistence.server.connections import KeptConnection, connect
 from holdfast.persistence.server.database import RELEASE, Database
+from holdfast.persistence.server.probes import SilentClients, connect_probe, probe
 
 from .written_units import AccountUnits, all_committed, head, kinds, opened
 
@@ -55,6 +57,13 @@ def silent(database_url: str) -> Iterator[psycopg.Connection[Any]]:
     """A connection of the service on which a test stops."""
     with closing(connect(database_url, statement_timeout_ms=15_000)) as connection:
         yield connection
+
+
+@pytest.fixture
+def probing(database_url: str) -> Iterator[KeptConnection]:
+    kept = KeptConnection(partial(connect_probe, database_url))
+    yield kept
+    kept.discard()
 
 
 def await_silence(rows: psycopg.Connection[Any], silent: psycopg.Connection[Any]) -> None:
@@ -97,7 +106,7 @@ def has_ended(rows: psycopg.Connection[Any], connection: psycopg.Connection[Any]
 @pytest.mark.parametrize("freeze", [idle, pipelined, copying])
 def test_a_write_transaction_of_a_silent_process_is_ended(
     *,
-    database_url: str,
+    probing: KeptConnection,
     writer: BatchWriter,
     rows: psycopg.Connection[Any],
     silent: psycopg.Connection[Any],
@@ -105,71 +114,77 @@ def test_a_write_transaction_of_a_silent_process_is_ended(
     freeze: Freeze,
 ) -> None:
     [account] = opened(writer)
-    monkeypatch.setattr(connections, "CLIENT_SILENT_S", 3600.0)
+    monkeypatch.setattr(probes, "CLIENT_SILENT_S", 3600.0)
     freeze(silent)
     await_silence(rows, silent)
-    probe(database_url, SilentClients(), RELEASE)
+    probe(probing, SilentClients(), RELEASE)
     with pytest.raises(psycopg.errors.LockNotAvailable):
         rows.execute(f"{LOCK_ACCOUNTS} nowait")
-    monkeypatch.setattr(connections, "CLIENT_SILENT_S", 0.0)
-    probe(database_url, SilentClients(), RELEASE)
+    monkeypatch.setattr(probes, "CLIENT_SILENT_S", 0.0)
+    probe(probing, SilentClients(), RELEASE)
     assert has_ended(rows, silent)
     assert all_committed(writer.write([account.credit()]))
 
 
 def test_a_copy_is_ended_once_its_client_sends_no_more_of_it(
-    database_url: str,
+    probing: KeptConnection,
     rows: psycopg.Connection[Any],
     silent: psycopg.Connection[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However long ago its statement began: a large batch may take longer than a client may be silent."""
-    monkeypatch.setattr(connections, "CLIENT_SILENT_S", 0.001)
+    monkeypatch.setattr(probes, "CLIENT_SILENT_S", 0.001)
     times = iter((0.0, 10.0, 20.0, 30.0))
     clients = SilentClients(lambda: next(times))
     copying(silent)
     for _ in range(3):
         await_more_of_copy(rows, silent)
-        probe(database_url, clients, RELEASE)
+        probe(probing, clients, RELEASE)
         assert is_alive(rows, silent)
-    probe(database_url, clients, RELEASE)
+    probe(probing, clients, RELEASE)
     assert has_ended(rows, silent)
 
 
 def test_reads_and_sessions_of_others_are_never_ended(
+    *,
     database_url: str,
+    probing: KeptConnection,
     writer: BatchWriter,
     rows: psycopg.Connection[Any],
     silent: psycopg.Connection[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opened(writer)
-    monkeypatch.setattr(connections, "CLIENT_SILENT_S", 0.0)
+    monkeypatch.setattr(probes, "CLIENT_SILENT_S", 0.0)
     reading(silent)
     with closing(psycopg.connect(database_url, application_name="psql")) as other:
         idle(other)
         await_silence(rows, silent)
         await_silence(rows, other)
-        probe(database_url, SilentClients(), RELEASE)
+        probe(probing, SilentClients(), RELEASE)
         # An ended session answers no more.
         silent.execute("select 1")
         other.execute("select 1")
 
 
 def test_a_process_that_continues_finds_its_commit_void(
-    database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    database_url: str,
+    probing: KeptConnection,
+    writer: BatchWriter,
+    rows: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another process decides on the account while the first is frozen between its locks and its COMMIT."""
     [account] = opened(writer)
     theirs = AccountUnits(account.account_id)
-    monkeypatch.setattr(connections, "CLIENT_SILENT_S", 0.0)
+    monkeypatch.setattr(probes, "CLIENT_SILENT_S", 0.0)
 
     class FrozenWithLocks(connections.BoundedConnection):
         def wait(self, *arguments: Any, **more: Any) -> Any:
             if self.info.transaction_status != psycopg.pq.TransactionStatus.IDLE and in_batch:
                 in_batch.pop()
                 await_silence(rows, self)
-                probe(database_url, SilentClients(), RELEASE)
+                probe(probing, SilentClients(), RELEASE)
                 assert has_ended(rows, self)
                 results.extend(writer.write([theirs.credit(700)]))
             return super().wait(*arguments, **more)

@@ -17,9 +17,7 @@ from __future__ import annotations
 import contextlib
 import math
 import select
-import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
-from datetime import datetime
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from functools import partial
 from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -38,19 +36,14 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from holdfast.persistence.records.tables import metadata
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import (
     DatabaseAway,
-    DatabaseTooOld,
-    OlderRelease,
-    QueryTimedOut,
     ServerSilent,
     reason_of,
     trouble_of,
 )
 from holdfast.persistence.server.database_gate import DatabaseGate
-from holdfast.persistence.server.revisions import SCHEMA, Schema, schema_in, schema_of
 
 log = structlog.get_logger(__name__)
 
@@ -71,14 +64,6 @@ SERVER_VERSION_MIN = 150000
 CONNECT_S = 5
 DEFAULT_PORT = "5432"
 APPLICATION_NAME = "holdfast"
-PROBE_S = 3
-"""The timeout of a probe. It is short, because callers wait until a server that hangs is detected."""
-CLIENT_SILENT_S = 4.0
-"""A write transaction whose client sends nothing for so long is ended by the probes of all processes.
-
-Its process is frozen or cut off, and its locks would stop the others. That is sooner than a silent member's
-accounts move. The server's own limits do not end an open pipeline or a COPY.
-"""
 LOCK_MS = 5_000
 WRITER_LOCK_MS = 1_000
 """The writer waits less: a batch that waits for one row's lock delays the units of all others."""
@@ -99,24 +84,6 @@ _FEW_ROWS_BY_KEY = "set enable_seqscan = off; set max_parallel_workers_per_gathe
 A plan that is reused may be as old as its connection, and tables grow: one made for a small table would read all
 of it. Only what no index serves is read that way.
 """
-
-_WAITING_FOR_CLIENTS = (
-    "select a.pid, a.backend_start, extract(epoch from clock_timestamp() - a.state_change)::float8, "
-    "c.relid, c.bytes_processed from pg_stat_activity a left join pg_stat_progress_copy c on c.pid = a.pid "
-    f"where a.application_name = '{APPLICATION_NAME}' and a.datname = current_database() "
-    "and a.usename = session_user "
-    "and a.backend_xid is not null and a.wait_event_type = 'Client'"
-)
-"""Only a transaction that has written or locked rows has an id; those of reads and of the audit have none."""
-_END = (
-    "select count(pg_terminate_backend(a.pid)) from pg_stat_activity a "
-    "join unnest(%s::int[], %s::timestamptz[]) s (pid, backend_start) "
-    "on s.pid = a.pid and s.backend_start = a.backend_start where a.wait_event_type = 'Client'"
-)
-
-_LOCK_ALL = f"lock table {', '.join(sorted(metadata.tables))} in row exclusive mode"
-"""The lock that a write takes. It conflicts only with sessions that block readers or writers."""
-
 
 _EVENTS: Final = {Wait.R: select.POLLIN, Wait.W: select.POLLOUT, Wait.RW: select.POLLIN | select.POLLOUT}
 
@@ -440,91 +407,6 @@ def driver_of(rows: Connection) -> psycopg.Connection[Any]:
     driver = rows.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)
     return driver
-
-
-class SilentClients:
-    """Ends write transactions whose client has sent nothing for :data:`CLIENT_SILENT_S`; run by each probe.
-
-    The server says since when it has waited for a client's next statement. A COPY is one statement however long it
-    takes, so that its client is silent only while the bytes that the server has read of it stay the same, which two
-    probes compare.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._copies: dict[tuple[int, datetime, int, int], float] = {}
-        """Since when each COPY has been seen at the bytes it had at the last probe."""
-
-    def end(self, connection: psycopg.Connection[Any], found: Iterable[tuple[Any, ...]]) -> None:
-        """End the silent ones of the transactions ``found``, and remember how far the others' COPYs are."""
-        now = self._clock()
-        copies: dict[tuple[int, datetime, int, int], float] = {}
-        silent: list[tuple[int, datetime]] = []
-        for pid, started, silent_s, table, copied in found:
-            if copied is not None:
-                at = (pid, started, table, copied)
-                copies[at] = self._copies.get(at, now)
-                silent_s = min(silent_s, now - copies[at])  # noqa: PLW2901 - the shorter silence counts
-            if silent_s >= CLIENT_SILENT_S:
-                silent.append((pid, started))
-        self._copies = copies
-        if silent:
-            ended = connection.execute(_END, tuple(map(list, zip(*silent, strict=True)))).fetchone()
-            assert ended is not None
-            log.warning(
-                "transactions ended whose process is silent", transactions=ended[0], silent_s=CLIENT_SILENT_S
-            )
-
-
-def probe(url: str, clients: SilentClients, release: str) -> None:
-    """Check on a new connection that the server can be used. Blocks, for a few seconds at most.
-
-    It must be new enough, take writes, and grant the locks that reading and writing each table takes. Before these
-    are asked for, transactions of silent ``clients`` are ended. A process of the revision ``release`` must be able
-    to use its schema. Raises :class:`DatabaseAway`,
-    :class:`~holdfast.persistence.server.database_faults.QueryTimedOut`, :class:`DatabaseTooOld` or
-    :class:`OlderRelease`.
-    """
-    try:
-        with contextlib.closing(connect(url, statement_timeout_ms=PROBE_S * 1000, connect_s=PROBE_S)) as connection:
-            # What one message can ask for is one: each is a wait of this process, and of a thread for it.
-            connection.autocommit = True
-            version = connection.info.server_version
-            if version < SERVER_VERSION_MIN:
-                raise DatabaseTooOld(
-                    f"The database is PostgreSQL {version // 10000}; "
-                    f"Holdfast needs {SERVER_VERSION_MIN // 10000} or newer."
-                )
-            answers = connection.execute(f"show transaction_read_only; {_WAITING_FOR_CLIENTS}")
-            if answers.fetchone() != ("off",):
-                raise DatabaseAway("The database is a standby or read-only, and takes no writes.")
-            answers.nextset()
-            clients.end(connection, answers)
-            _refuse_older_release(_schema_of_locked(connection), release)
-    except psycopg.Error as exc:
-        if trouble_of(exc, writing=True) is None:
-            raise
-        is_held_up = isinstance(exc, errors.LockNotAvailable | errors.QueryCanceled)
-        raise (QueryTimedOut if is_held_up else DatabaseAway)(reason_of(exc)) from exc
-
-
-def _schema_of_locked(connection: psycopg.Connection[Any]) -> Schema | None:
-    """Return the schema, read while this holds the lock of each table."""
-    try:
-        answers = connection.execute(f"{_LOCK_ALL}; {SCHEMA}")
-    except errors.UndefinedTable:
-        # A database that has not been migrated has no tables to wait for, and one of another release others.
-        return schema_of(connection)
-    answers.nextset()
-    return schema_in(answers)
-
-
-def _refuse_older_release(schema: Schema | None, release: str) -> None:
-    if schema is not None and release < schema.serves_from:
-        raise OlderRelease(
-            f"This process is of an older release than the database's schema: "
-            f"that is at revision {schema.revision}, and the process at {release}."
-        )
 
 
 @contextlib.contextmanager

@@ -27,11 +27,9 @@ from sqlalchemy import Connection, Engine, Pool
 
 from holdfast.persistence.server.connections import (
     KeptConnection,
-    SilentClients,
     connect_writer,
     make_engine,
     off_the_loop,
-    probe,
     run_on_loop,
     run_to_the_end,
 )
@@ -39,6 +37,7 @@ from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimed
 from holdfast.persistence.server.database_gate import DatabaseGate
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.postmaster import EmbeddedFault
+from holdfast.persistence.server.probes import SilentClients, connect_probe, probe
 from holdfast.persistence.server.revisions import installed_revisions
 from holdfast.telemetry import metrics
 
@@ -96,6 +95,7 @@ class Database:
         self._examinations = trio.CapacityLimiter(1)
         self._writers = trio.CapacityLimiter(1)
         self._silent_clients = SilentClients()
+        self._probe_connection = KeptConnection(partial(connect_probe, url), self.gate)
         self._engine = make_engine(url, pool_size=pool_size + 1, statement_timeout_ms=read_timeout_ms, use="reads")
         self._is_prepared = False
         self._retired: deque[Pool] = deque(maxlen=RETIRED_MAX)
@@ -232,7 +232,12 @@ class Database:
     async def open(self) -> None:
         """Probe once and open the gate. Raises as :func:`probe` does."""
         await trio.to_thread.run_sync(
-            probe, self.url, self._silent_clients, RELEASE, limiter=self._probes, abandon_on_cancel=True
+            probe,
+            self._probe_connection,
+            self._silent_clients,
+            RELEASE,
+            limiter=self._probes,
+            abandon_on_cancel=True,
         )
         if not self._is_prepared:
             await trio.to_thread.run_sync(self._prepare, limiter=self._probes, abandon_on_cancel=True)
@@ -247,6 +252,9 @@ class Database:
     def close(self) -> None:
         """Close the gate and every idle connection."""
         self.gate.close("The database connection is closed.", is_fault=False)
+        if not self._probes.borrowed_tokens:
+            # Else a thread that nothing waits for any more still uses it.
+            self._probe_connection.discard()
         self._dispose()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
