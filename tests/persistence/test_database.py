@@ -29,6 +29,7 @@ from holdfast.persistence.operators.records import write_action
 from holdfast.persistence.records.credit_tables import CouponClaim, CouponRow
 from holdfast.persistence.records.operator_tables import OperatorAction
 from holdfast.persistence.server import connections, probes
+from holdfast.persistence.server import database as server_database
 from holdfast.persistence.server.connections import (
     DEFAULT_PORT,
     BoundedConnection,
@@ -611,13 +612,14 @@ async def test_a_locked_table_makes_the_database_slow_until_released(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_server_switched_to_read_only_is_away(database_url: str) -> None:
+async def test_a_server_switched_to_read_only_is_away(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It is so for new connections.
+    monkeypatch.setattr(server_database, "PROBE_CONNECTION_S", 0.0)
     database = Database(database_url)
     await database.open()
     with psycopg.connect(database_url, autocommit=True) as connection:
         name = connection.info.dbname
         connection.execute(f'alter database "{name}" set default_transaction_read_only = on')
-    await trio.to_thread.run_sync(backends_ended, database_url)
     with pytest.raises(DatabaseAway, match="read-only"):
         await database.open()
     # :meth:`Database.work` has connections of its own.

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import math
 import select
+import time
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from functools import partial
 from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar, cast
@@ -279,23 +280,33 @@ class KeptConnection:
 
     So it is if the database was away since: one that was idle over an outage may lead to a machine that is gone,
     or no longer the primary, and its first statement would wait until its time has passed. ``gate`` counts the
-    outages.
+    outages. And so it is ``kept_s`` seconds after it was made.
     """
 
-    def __init__(self, connect: Callable[[], psycopg.Connection[Any]], gate: DatabaseGate | None = None) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], psycopg.Connection[Any]],
+        gate: DatabaseGate | None = None,
+        *,
+        kept_s: float = math.inf,
+    ) -> None:
         self._connect = connect
         self._gate = gate
-        self._made_at = 0
+        self._kept_s = kept_s
+        self._made_at = -math.inf
+        self._made_after = 0
+        """How many outages there had been when it was made."""
         self.current: psycopg.Connection[Any] | None = None
         """The connection that was last used, until it is discarded."""
 
     def get(self) -> psycopg.Connection[Any]:
-        """Return it, connected. Raises :class:`DatabaseAway`."""
-        closings = 0 if self._gate is None else self._gate.closings
-        if self.current is not None and (self._made_at != closings or has_ended(self.current)):
+        """Return it, connected. Raises as ``connect`` does."""
+        closings, now = 0 if self._gate is None else self._gate.closings, time.monotonic()
+        is_old = self._made_after != closings or now - self._made_at >= self._kept_s
+        if self.current is not None and (is_old or has_ended(self.current)):
             self.discard()
         if self.current is None:
-            self.current, self._made_at = self._connect(), closings
+            self.current, self._made_after, self._made_at = self._connect(), closings, now
         return self.current
 
     def discard(self) -> None:

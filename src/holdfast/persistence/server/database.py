@@ -37,7 +37,7 @@ from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimed
 from holdfast.persistence.server.database_gate import DatabaseGate
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.postmaster import EmbeddedFault
-from holdfast.persistence.server.probes import SilentClients, connect_probe, probe
+from holdfast.persistence.server.probes import PROBE_CONNECTION_S, SilentClients, connect_probe, probe
 from holdfast.persistence.server.revisions import installed_revisions
 from holdfast.telemetry import metrics
 
@@ -95,7 +95,7 @@ class Database:
         self._examinations = trio.CapacityLimiter(1)
         self._writers = trio.CapacityLimiter(1)
         self._silent_clients = SilentClients()
-        self._probe_connection = KeptConnection(partial(connect_probe, url), self.gate)
+        self._probe_connection = KeptConnection(partial(connect_probe, url), self.gate, kept_s=PROBE_CONNECTION_S)
         self._engine = make_engine(url, pool_size=pool_size + 1, statement_timeout_ms=read_timeout_ms, use="reads")
         self._is_prepared = False
         self._retired: deque[Pool] = deque(maxlen=RETIRED_MAX)

@@ -45,7 +45,7 @@ class DatabaseGate:
         self.is_open = False
         """Whether the database answered when it was last used or probed."""
         self.closings = 0
-        """How often it has closed."""
+        """How often it has closed; other threads may read it."""
         self._changed = trio.lowlevel.ParkingLot()
         self._waiting: dict[trio.CancelScope, float] = {}
         self._timeouts = 0

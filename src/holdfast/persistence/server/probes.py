@@ -33,6 +33,8 @@ log = structlog.get_logger(__name__)
 
 PROBE_S = 3
 """The timeout of a probe. It is short, because callers wait until a server that hangs is detected."""
+PROBE_CONNECTION_S = 60.0
+"""How long probes keep a connection. That new ones are refused, or read-only, is found by the next one."""
 CLIENT_SILENT_S = 4.0
 """A write transaction whose client sends nothing for so long is ended by the probes of all processes.
 
