@@ -253,7 +253,7 @@ class Database:
         """Close the gate and every idle connection."""
         self.gate.close("The database connection is closed.", is_fault=False)
         if not self._probes.borrowed_tokens:
-            # Else a thread that nothing waits for any more still uses it.
+            # Else the thread of a probe still uses it.
             self._probe_connection.discard()
         self._dispose()
 
